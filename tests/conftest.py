@@ -31,6 +31,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 if TYPE_CHECKING:
     from edge_server.backends.base import ModelFile, OpenJob
@@ -687,30 +688,13 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def start_server() -> Iterator[Callable[..., str]]:
-    """Return a function that starts the installed server in an environment and returns its HTTP address."""
-    running: list[subprocess.Popen[str]] = []
+    """Return a function that starts the installed server with more environment and returns its HTTP address."""
+    with contextlib.ExitStack() as running:
 
-    def start(repository: Path, *flags: str, environment: Mapping[str, str]) -> str:
-        ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
-        command = [
-            str(Path(sys.executable).parent / "edge-server"),
-            "serve",
-            f"--model-repository={repository}",
-            *ports,
-            *flags,
-        ]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
-        assert running[-1].stdout is not None
-        for line in running[-1].stdout:
-            ready = re.search(r"is ready: HTTP http://([^;\s]+)", line)
-            if ready is not None:
-                return ready[1]
-        raise AssertionError("the server ended before it was ready")
+        def start(repository: Path, *flags: str, environment: Mapping[str, str]) -> str:
+            return running.enter_context(serve(repository, *flags, environment=environment)).http
 
-    yield start
-    for process in running:
-        process.terminate()
-        process.communicate(timeout=30)
+        yield start
 
 
 @pytest.fixture
@@ -768,27 +752,8 @@ def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.contextmanager
 def served_with_client_memory(models: Path, environment: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     """Start the installed server with more environment; yield the addresses of HTTP, gRPC and metrics."""
-    command = [str(Path(sys.executable).parent / "edge-server"), "serve", f"--model-repository={models}"]
-    command += ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--allow-client-shm=true", "--governor=false"]
-    with subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            seen = []
-            for line in process.stdout:
-                seen.append(line)
-                found = re.search(
-                    r"is ready: HTTP http://(\S+?);? gRPC (\S+?)(?: with TLS)?; metrics https?://(\S+?)/", line
-                )
-                if found:
-                    break
-            else:
-                raise AssertionError("".join(seen))
-            yield found[1], found[2], found[3]
-        finally:
-            process.terminate()
-            process.communicate(timeout=30)
+    with serve(models, "--allow-client-shm=true", "--governor=false", environment=environment) as server:
+        yield server.http, server.grpc, server.metrics
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edge_server.child_command import child_command
+from tests.kit.server import COMMAND
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 MARKER = "open('ran', 'w')\nraise SystemExit(3)\n"
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.e2e.conftest import running
+from tests.kit.server import serve
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 PERIOD_S = 0.1
@@ -129,7 +129,7 @@ def main() -> None:
             (Path(folder) / name / "1").mkdir(parents=True)
             (Path(folder) / name / "config.pbtxt").write_text(config)
         shutil.copy(path, Path(folder) / "language/1/model.gguf")
-        with running(Path(folder)) as server:
+        with serve(Path(folder)) as server:
             clients = Clients(server.http)
             clients.phase(2.0)
             for name in ("alone", "beside the attack"):

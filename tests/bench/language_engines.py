@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.e2e.conftest import running
+from tests.kit.server import serve
 
 TOKENS = 64
 SENTENCE = "Tell me about the history of bridges, from wood and stone to steel, and name the people. "
@@ -194,7 +194,7 @@ def edge_server(path: Path, backend: str, count: int, prompt: str, longest: int)
         shutil.copy(path, version / "model.gguf")
         lines = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in values.items()]
         (version.parent / "config.pbtxt").write_text("\n".join([f'backend: "{backend}"', *lines]))
-        with running(Path(folder)) as server:
+        with serve(Path(folder)) as server:
             yield Target(lambda: send(server.http, "model", count, prompt), server.process.pid)
 
 

@@ -6,16 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from edge_server.cli import main as command_line
+from tests.kit.server import COMMAND
 from tests.kit.site import Handler, Site
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 ENDED_BY_SIGPIPE = 128 + signal.SIGPIPE
 
 ANSWERS = {

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-COMMAND = Path(sys.executable).parent / "edge-server"
+from tests.kit.model_folder import model_folder
+from tests.kit.server import serve
+
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 IDENTITY = """
 backend: "identity"
@@ -179,21 +179,10 @@ def test_check_of_a_folder_that_is_no_repository_is_one_line_and_exit_code_2(edg
 def url(repository: Path) -> Iterator[str]:
     add(repository, "one")
     add(repository, "broken", 'backend: "nonsense"')
-    flags = [f"--model-repository={repository}", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"]
-    flags.append("--strict-readiness=true")
-    server = subprocess.Popen(
-        [str(COMMAND), "serve", "--log-warning=false", "--log-error=false", *flags],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert server.stdout is not None
-    with server.stdout as lines:
-        found = re.search(r"http://[^\s;]+", lines.readline())
-        assert found, "the server did not become ready"
-        try:
-            yield found[0]
-        finally:
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 0
+    flags = ("--allow-grpc=false", "--allow-metrics=false", "--strict-readiness=true")
+    with serve(repository, *flags) as server:
+        yield server.url("")
+        assert server.stop() == 0
 
 
 def test_status_prints_the_table_of_a_running_server(edge: Edge, url: str) -> None:
@@ -288,8 +277,7 @@ def test_optimize_names_the_option_for_inputs_if_random_shapes_fail(edge: Edge, 
 
 
 def test_check_names_a_file_that_is_not_named_like_a_model(edge: Edge, repository: Path) -> None:
-    (repository / "exported" / "1").mkdir(parents=True)
-    (repository / "exported" / "1" / "best.onnx").write_bytes(b"")
+    model_folder(repository / "exported", files={"1/best.onnx": b""})
     done = edge("check", str(repository))
     assert done.returncode == 1
     assert "call 'best.onnx' 'model.onnx', or " in done.stderr

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +17,9 @@ import pytest
 from edge_server.cli import options
 from edge_server.cli.console import render
 from edge_server.cli.events import format_event
+from tests.kit.model_folder import model_folder
+from tests.kit.server import COMMAND
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
 IDENTITY = """
@@ -236,12 +236,10 @@ def test_models_and_status_list_folders_without_a_model(
     edge: Edge, start_server: Callable[..., str], tmp_path: Path
 ) -> None:
     repository = tmp_path / "models"
-    (repository / "good" / "1").mkdir(parents=True)
-    (repository / "good" / "config.pbtxt").write_text(IDENTITY)
+    model_folder(repository / "good", IDENTITY)
     (repository / "flat").mkdir()
     (repository / "flat" / "model.onnx").write_bytes(b"")
-    (repository / "misspelt" / "1").mkdir(parents=True)
-    (repository / "misspelt" / "config.pbtxt").write_text(IDENTITY + "max_batch_siez: 3")
+    model_folder(repository / "misspelt", IDENTITY + "max_batch_siez: 3")
     url = start_server(repository, environment=environment())
     listed = edge("models", "--url", url)
     assert listed.returncode == 0

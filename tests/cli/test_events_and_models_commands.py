@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,10 @@ from typing import Any
 import pytest
 
 from edge_server.cli.events import find_events
+from tests.kit.model_folder import model_folder
+from tests.kit.server import COMMAND, clean_environment, serve
 from tests.kit.site import Handler, Site
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 IDENTITY = """
 backend: "identity"
@@ -28,10 +27,6 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1] }
 """
 
 
-def clean() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
-
-
 def cells(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
@@ -39,20 +34,10 @@ def cells(line: str) -> list[str]:
 @contextlib.contextmanager
 def serving(repository: Path, *flags: str, port: int = 0) -> Iterator[str]:
     """Run a server and yield its address."""
-    command = [
-        str(COMMAND), "serve", f"--model-repository={repository}", f"--http-port={port}", "--allow-grpc=false",
-        "--allow-metrics=false", "--log-warning=false", "--log-error=false", "--model-control-mode=none", *flags,
-    ]  # fmt: skip
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=clean())
-    assert server.stdout is not None
-    with server.stdout as lines:
-        found = re.search(r"http://[^\s;]+", lines.readline())
-        assert found, "the server did not become ready"
-        try:
-            yield found[0]
-        finally:
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 0
+    flags = ("--allow-grpc=false", "--allow-metrics=false", "--model-control-mode=none", f"--http-port={port}", *flags)
+    with serve(repository, *flags) as server:
+        yield server.url("")
+        assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +47,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for version in versions:
             (path / name / str(version)).mkdir(parents=True)
         (path / name / "config.pbtxt").write_text(IDENTITY)
-    (path / "broken" / "1").mkdir(parents=True)
-    (path / "broken" / "config.pbtxt").write_text('backend: "nonsense"')
+    model_folder(path / "broken", 'backend: "nonsense"')
     (path / "bad name" / "1").mkdir(parents=True)
     (path / "loose.onnx").touch()
-    (path / "typo" / "1").mkdir(parents=True)
-    (path / "typo" / "config.pbtxt").write_text('bakcend: "identity"')
+    model_folder(path / "typo", 'bakcend: "identity"')
     return path
 
 
@@ -252,7 +235,9 @@ def follow() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(*arguments: str) -> subprocess.Popen[str]:
         command = [str(COMMAND), "events", *arguments]
         started.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean())
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+            )
         )
         return started[-1]
 

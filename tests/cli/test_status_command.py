@@ -10,15 +10,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_server.cli import expected_versions, status
+from tests.kit.server import COMMAND
 from tests.kit.site import Handler, Site
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 MODEL = "efficientnet_lite0"
 TENSOR = {"datatype": "FP32", "shape": [-1, 3, 224, 224]}
 STATS = {key: {"count": 2, "ns": 18_000_000} for key in ("success", "fail", "compute_infer")}

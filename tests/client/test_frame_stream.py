@@ -32,6 +32,7 @@ from edge_server.client import asyncio_stream as aio_module
 from edge_server.errors import ErrorCode, InvalidRequest
 from edge_server.protocol.frame_codec import encode_server_message
 from edge_server.protocol.frame_messages import Credit
+from tests.kit.eventually import eventually
 
 Connect = Callable[..., Any]
 JPEG = b"\xff\xd8\xff\xe0 as good as a picture"
@@ -73,7 +74,7 @@ def test_the_opening_message_contains_all_options(scripted: Connect, connect: Co
 
 
 def test_no_more_frames_are_in_flight_than_the_server_allows(
-    scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
+    scripted: Connect, connect: Connect, collect: Connect
 ) -> None:
     allow_more, answer = threading.Event(), threading.Event()
 
@@ -128,7 +129,7 @@ def test_drops_by_the_server_are_counted_by_reason(scripted: Connect, connect: C
 
 
 def test_a_result_reports_frames_that_were_dropped_before_sending(
-    scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
+    scripted: Connect, connect: Connect, collect: Connect
 ) -> None:
     offered = threading.Event()
 
@@ -212,9 +213,7 @@ def breaking(call: Any) -> Iterator[bytes]:
     call.context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
 
 
-def test_a_broken_stream_continues_under_the_same_name(
-    scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
-) -> None:
+def test_a_broken_stream_continues_under_the_same_name(scripted: Connect, connect: Connect, collect: Connect) -> None:
     server = scripted(breaking)
     broken: list[StreamError] = []
     with connect(server.address, on_broken=broken.append) as stream:
@@ -232,7 +231,7 @@ def test_a_broken_stream_continues_under_the_same_name(
 
 
 def test_the_client_reconnects_to_a_server_that_restarts_on_its_port(
-    scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
+    scripted: Connect, connect: Connect, collect: Connect
 ) -> None:
     server = scripted()
     broken: list[StreamError] = []
@@ -251,7 +250,7 @@ def test_the_client_reconnects_to_a_server_that_restarts_on_its_port(
 
 
 def test_the_client_connects_to_a_server_that_starts_later(
-    scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
+    scripted: Connect, connect: Connect, collect: Connect
 ) -> None:
     server = scripted()
     server.stop()
@@ -421,7 +420,7 @@ def test_two_threads_cannot_read_results_at_once(scripted: Connect, connect: Con
 @pytest.mark.sample
 @pytest.mark.parametrize("state", ["connected and idle", "waiting to try again", "under way"])
 def test_closing_ends_the_results_from_any_thread(
-    scripted: Connect, connect: Connect, collect: Connect, eventually: Connect, state: str
+    scripted: Connect, connect: Connect, collect: Connect, state: str
 ) -> None:
     def silent(call: Any) -> Iterator[bytes]:
         yield call.opened()
@@ -513,7 +512,7 @@ def test_a_number_that_does_not_fit_is_reported_to_the_sender(scripted: Connect,
 
 
 def test_the_age_of_a_frame_grows_while_it_waits_for_credit(
-    scripted: Connect, connect: Connect, collect: Connect, eventually: Connect
+    scripted: Connect, connect: Connect, collect: Connect
 ) -> None:
     ages: list[int] = []
     go = threading.Event()

@@ -17,6 +17,8 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from edge_server.client import Delivery, Frame, FrameDropped, FrameHeader, FrameResult, FrameStream
+from tests.kit.model_folder import parameters
+from tests.kit.models import picture_sum_config
 from tests.plugins.governor.thermal_model import ThermalModel, ThermalModelConstants
 
 TIME = 20.0
@@ -69,22 +71,12 @@ def detector(delay_ms: int, more: str = "") -> str:
     """
 
 
-CAMERA = f"""
-backend: "stub"
-max_batch_size: 1
-input {{ name: "IN" data_type: TYPE_FP32 dims: [3, {SIDE}, {SIDE}] }}
-output {{ name: "SUM" data_type: TYPE_FP32 dims: [1] }}
-parameters {{ key: "stub_op" value {{ string_value: "sum" }} }}
-parameters {{ key: "stub_delay_ms" value {{ string_value: "10" }} }}
-parameters {{ key: "image_color" value {{ string_value: "rgb" }} }}
-parameters {{ key: "image_scale" value {{ string_value: "1" }} }}
-{ONE_AT_A_TIME}
-"""
+CAMERA = picture_sum_config(SIDE, stub_delay_ms=10) + ONE_AT_A_TIME
 
 
 def write_models(repository: Any) -> None:
     """Write a detector that names a lighter one, and a model for frames."""
-    variant = 'parameters { key: "variant" value { string_value: "detector_small" } }'
+    variant = parameters(variant="detector_small")
     repository.add("detector", detector(20, variant))
     repository.add("detector_small", detector(12))
     repository.add("camera", CAMERA)

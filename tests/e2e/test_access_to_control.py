@@ -4,7 +4,7 @@ not."""
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -12,16 +12,18 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
-    module_repository.add("one", identity())
+def server(module_repository: Any) -> Iterator[Any]:
+    module_repository.add("one", identity_config())
     with serve(
         module_repository.path, "--model-control-mode=explicit", "--allow-client-shm", "--http-allowed-host=box.test"
     ) as running:
         yield running
-        assert running.stop() == 0
-        assert "Traceback" not in running.log(), running.log()
+        running.stop_cleanly()
 
 
 def curl(server: Any, *arguments: str) -> str:

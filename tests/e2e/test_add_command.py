@@ -29,8 +29,10 @@ from edge_server.memory.available_memory import MemoryReading
 from edge_server.plugins.add import command
 from edge_server.plugins.trials import candidate_process_main
 from edge_server.repository.choice.runtime_times import RuntimeTimes
-from tests.e2e.conftest import COMMAND, Repository, add_sub_model, clean_environment, finish
 from tests.e2e.yolo_exports import SIDE, ULTRALYTICS, detect, export, names
+from tests.kit.eventually import eventually
+from tests.kit.models import COFFEE, Repository, add_sub_model, finish
+from tests.kit.server import COMMAND, clean_environment, serve
 
 cv2 = pytest.importorskip("cv2")
 
@@ -40,7 +42,7 @@ HOSTILE = ULTRALYTICS | {"names": names(('quote " in it', "back\\slash", "é # }
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
+def server(module_repository: Repository) -> Iterator[Any]:
     with serve(module_repository.path) as server:
         server.repository = module_repository.path
         yield server
@@ -75,7 +77,7 @@ def test_a_file_that_may_hold_code_is_named_before_it_is_opened(
 
 
 def test_an_export_is_served_with_its_labels_by_a_server_that_watches(
-    server: Any, eventually: Any, folder: Path, capsys: pytest.CaptureFixture[str], coffee: Path
+    server: Any, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(folder / "yolo11n.onnx", export(detect(), HOSTILE))
     flags = [f"--model-repository={server.repository}", f"--state-dir={folder}"]
@@ -96,16 +98,14 @@ def test_an_export_is_served_with_its_labels_by_a_server_that_watches(
         assert re.search(pattern, said), said
     assert max(map(len, said.partition("Serve it")[0].splitlines())) <= 80
     assert eventually(lambda: server.get("/v2/models/yolo11n/ready")[0] == 200)
-    body = coffee.read_bytes()
+    body = COFFEE.read_bytes()
     seen = json.loads(server.request("POST", "/edge/v1/models/yolo11n/perception", body)[1])
     assert [item["label"] for item in seen["detections"]] == ['quote " in it', "é # } parameters"]
     assert main(["add", "yolo11n.onnx", f"--model-repository={server.repository}"]) == 2
     assert "has version 1: choose another name with --name" in capsys.readouterr().err
 
 
-def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(
-    server: Any, eventually: Any, coffee: Path
-) -> None:
+def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(server: Any) -> None:
     body = export(detect(), ULTRALYTICS).SerializeToString()
     status, answer = server.request("POST", "/edge/v1/new-models/sent.onnx", body)
     assert status == 200, answer
@@ -125,7 +125,7 @@ def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(
         assert (status, message in json.loads(answer)["error"]) == (code, True), answer
     status, answer = server.request("POST", "/edge/v1/new-models/tried.onnx?picture_bytes=9", b"no pixels" + body)
     assert (status, "image" in json.loads(answer)["error"]) == (400, True), answer
-    picture = coffee.read_bytes()
+    picture = COFFEE.read_bytes()
     query = f"picture_bytes={len(picture)}"
     bare = export(detect(), {}).SerializeToString()
     report = json.loads(server.request("POST", f"/edge/v1/new-models/bare.onnx?{query}", picture + bare)[1])["report"]
@@ -143,7 +143,7 @@ def test_pages_of_other_sites_add_no_model(server: Any) -> None:
 
 @pytest.mark.usefixtures("tried_here")
 def test_the_printed_request_to_a_tabular_model_works_as_printed(
-    server: Any, eventually: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+    server: Any, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
@@ -231,9 +231,7 @@ def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written
 
 
 @pytest.mark.usefixtures("tried_here")
-def test_what_is_not_decided_is_written_as_comments(
-    folder: Path, capsys: pytest.CaptureFixture[str], coffee: Path
-) -> None:
+def test_what_is_not_decided_is_written_as_comments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(folder / "bare.onnx", export(detect(), {}))  # It sees its boxes in noise, too.
     assert main(["add", "bare.onnx"]) == 0
     said = capsys.readouterr().out
@@ -247,7 +245,7 @@ def test_what_is_not_decided_is_written_as_comments(
     assert '# output { name: "output0" label_filename: "labels.txt" }' in config
     stated = [line for line in config.splitlines() if line.startswith("parameters")]
     assert stated == ['parameters { key: "preprocessing" value { string_value: "undecided" } }']
-    assert main(["add", "bare.onnx", f"--picture={coffee}", "--name=tried"]) == 0
+    assert main(["add", "bare.onnx", f"--picture={COFFEE}", "--name=tried"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Your picture did not decide: none of them sees more in it than in noise. Another picture of" in said
 
@@ -258,7 +256,7 @@ def test_what_is_not_decided_is_written_as_comments(
     [([4.0, -2.0, 1.0], "class-logits", "0 0.95"), ([0.75, 0.0, 0.25], "classes", "0 0.75")],
 )
 def test_a_classifier_is_offered_with_the_activation_that_its_scores_need(
-    folder: Path, capsys: pytest.CaptureFixture[str], coffee: Path, scores: list[float], layout: str, seen: str
+    folder: Path, capsys: pytest.CaptureFixture[str], scores: list[float], layout: str, seen: str
 ) -> None:
     save(folder / "bare.onnx", export(np.array(scores), {}))
     assert main(["add", "bare.onnx"]) == 0
@@ -266,7 +264,7 @@ def test_a_classifier_is_offered_with_the_activation_that_its_scores_need(
     config = (folder / "model_repository/bare/config.pbtxt").read_text()
     assert f"1. {layout} classify, 3 classes" in config
     assert ("class-logits" in config, "classes classify" in config) == (layout == "class-logits", layout == "classes")
-    assert main(["add", "bare.onnx", f"--picture={coffee}", "--name=tried"]) == 0
+    assert main(["add", "bare.onnx", f"--picture={COFFEE}", "--name=tried"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(
         r"Your picture did not decide: class 0 is the best class of numbers? 1.* Of those that are right, take the ",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
+from tests.kit.server import serve
 
 PICTURE = Path(__file__).parents[1] / "data/coffee.jpg"
 DROP = """
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
 def test_a_dropped_model_is_added_and_the_page_says_what_it_sees(
-    browsers: Any, serve: Any, repository: Any, tmp_path: Path
+    browsers: Any, repository: Any, tmp_path: Path
 ) -> None:
     model, undecided = (
         base64.b64encode(export(detect(), metadata).SerializeToString()).decode() for metadata in (ULTRALYTICS, {})

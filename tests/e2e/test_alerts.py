@@ -16,6 +16,9 @@ import pytest
 import yaml
 
 from tests.kit.certificates import self_signed
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config, picture_sum_config
+from tests.kit.server import serve
 
 RULES = Path(__file__).parents[2] / "fleet/monitoring/alert-rules.yml"
 ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
@@ -23,15 +26,7 @@ TARGET = {"instance": "box-a:8002", "job": "edge_server"}
 """Labels that Prometheus adds to all series of a target."""
 OTHER = {**TARGET, "instance": "box-b:8002"}
 
-EYES = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "image_color" value { string_value: "rgb" } }
-parameters { key: "image_scale" value { string_value: "1" } }
-"""
+EYES = picture_sum_config()
 
 
 class Sample(NamedTuple):
@@ -80,15 +75,12 @@ def promtool() -> str:
 
 
 @pytest.fixture(scope="module")
-def pages(
-    serve: Any, boards: Any, module_repository: Any, identity: Callable[..., str], eventually: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Pages:  # fmt: skip
+def pages(boards: Any, module_repository: Any, tmp_path_factory: pytest.TempPathFactory) -> Pages:
     """The server has all that has an alert: a board, a camera, TLS, a state folder, a model."""
     folder = tmp_path_factory.mktemp("alerts")
     (folder / "state").mkdir()
     cert, key = self_signed(folder, days=90)
-    module_repository.add("good", identity("FP32", "4"))
+    module_repository.add("good", identity_config("FP32", "4"))
     module_repository.add("eyes", EYES)
     board = boards.Board("orin_nano_jp6", folder / "board")
     flags = [
@@ -121,7 +113,7 @@ def pages(
             later = read(lambda: frames() > count)
             broken = module_repository.path / "good/2"
             broken.mkdir()
-            module_repository.add("good", identity("FP32", "4").replace('"identity"', '"nothing"'))
+            module_repository.add("good", identity_config("FP32", "4").replace('"identity"', '"nothing"'))
             after = read(lambda: any(item.name == "edge_model_failed" and item.value for item in seen[-1].samples))
     finally:
         board.close()

@@ -23,10 +23,11 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.kit.server import COMMAND, serve
+
 client = pytest.importorskip("robot_client", reason="needs msgpack and websockets, of policies")
 pytest.importorskip("cv2", reason="needs OpenCV, of the extra vision")
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 PAGE = Path(__file__).parents[2] / "docs/robots.md"
 TICKS = 60
 
@@ -124,7 +125,7 @@ def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], s
     return start[3:], loop, opened
 
 
-def test_the_ten_lines_move_an_arm(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ten_lines_move_an_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags, loop, opened = prepare(tmp_path, monkeypatch)
     arm = Arm()
     with serve(tmp_path / "policies", *[flag.replace("0.0.0.0:8010", "127.0.0.1:0") for flag in flags]) as server:
@@ -144,7 +145,7 @@ def test_the_ten_lines_move_an_arm(serve: Any, tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_arm_of_the_ten_lines_goes_on_after_the_server_has_restarted(
-    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_ports: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_ports: Any
 ) -> None:
     flags, loop, opened = prepare(tmp_path, monkeypatch)
     (port,) = free_ports(1)

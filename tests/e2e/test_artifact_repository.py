@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 from tests.plugins.remote.pull.registry import Registry, run_registry
 
 CONFIG = (
@@ -18,7 +19,7 @@ def push(registry: Registry, version: int) -> None:
     registry.push("stable", registry.add_file("config.pbtxt", CONFIG), weights)
 
 
-def test_a_server_follows_a_tag_without_a_restart(serve: Any, eventually: Any, tmp_path: Path) -> None:
+def test_a_server_follows_a_tag_without_a_restart(tmp_path: Path) -> None:
     with run_registry() as registry:
         push(registry, 1)
         with serve(
@@ -34,5 +35,4 @@ def test_a_server_follows_a_tag_without_a_restart(serve: Any, eventually: Any, t
             assert answer() == "1"
             push(registry, 2)
             assert eventually(lambda: answer() == "2"), server.log()
-            assert server.stop() == 0
-            assert "Traceback" not in server.log()
+            server.stop_cleanly()

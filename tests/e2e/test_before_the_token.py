@@ -17,6 +17,9 @@ import h2.connection
 import h2.events
 import pytest
 
+from tests.kit.model_folder import model_folder
+from tests.kit.server import serve
+
 MODEL = """
 backend: "stub"
 max_batch_size: 4
@@ -30,10 +33,9 @@ UPGRADE = (
 
 
 @pytest.fixture(scope="module", params=["http2", "grpcio"])
-def guarded(request: pytest.FixtureRequest, serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("guarded")
-    (folder / "models/one/1").mkdir(parents=True)
-    (folder / "models/one/config.pbtxt").write_text(MODEL)
+    model_folder(folder / "models/one", MODEL)
     digest = hashlib.sha256(secrets.token_bytes()).hexdigest()
     (folder / "tokens").write_text(f"robot {digest} metadata,inference,model-repository,metrics\n")
     flags = (f"--auth-tokens-file={folder / 'tokens'}", f"--grpc-transport={request.param}")

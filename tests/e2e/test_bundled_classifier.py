@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,17 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
+from tests.kit.infer_input import infer_input
+from tests.kit.models import BUNDLED, COFFEE
+from tests.kit.server import serve
+
 CLASSIFIER = "efficientnet_lite0"
 RUNTIMES = ("onnxruntime", "openvino")
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, bundled_repository: Path, conv: onnx.ModelProto) -> Iterator[Any]:
-    source = bundled_repository / CLASSIFIER
+def server(module_repository: Any, conv: onnx.ModelProto) -> Iterator[Any]:
+    source = BUNDLED / CLASSIFIER
     for name in (CLASSIFIER, *(f"{CLASSIFIER}_{runtime}" for runtime in RUNTIMES)):
         folder = module_repository.path / name
         shutil.copytree(source, folder)
@@ -62,8 +65,8 @@ def test_outputs_of_a_convolutional_network_equal_its_runtimes(
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_outputs_of_the_classifier_equal_its_runtimes(server: Any, bundled_repository: Path, runtime: str) -> None:
-    model = (bundled_repository / CLASSIFIER / "1" / "model.onnx").read_bytes()
+def test_outputs_of_the_classifier_equal_its_runtimes(server: Any, runtime: str) -> None:
+    model = (BUNDLED / CLASSIFIER / "1" / "model.onnx").read_bytes()
     image = np.random.default_rng(0).uniform(-1, 1, (2, 3, 224, 224)).astype(np.float32)
     expected = run_directly(runtime, model, "input", image)
     found = infer(server, "grpc", f"{CLASSIFIER}_{runtime}", "input", image, "probabilities")
@@ -73,8 +76,7 @@ def test_outputs_of_the_classifier_equal_its_runtimes(server: Any, bundled_repos
 
 def infer(server: Any, wire: str, model: str, name: str, array: np.ndarray, output: str) -> np.ndarray:
     library = {"http": tritonclient.http, "grpc": tritonclient.grpc}[wire]
-    tensor = library.InferInput(name, list(array.shape), "FP32")
-    tensor.set_data_from_numpy(array)
+    tensor = infer_input(library, name, array)
     with library.InferenceServerClient(getattr(server, wire)) as client:
         return client.infer(model, [tensor]).as_numpy(output)
 
@@ -84,9 +86,9 @@ def best(answer: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("model", [CLASSIFIER, *(f"{CLASSIFIER}_{runtime}" for runtime in RUNTIMES)])
-def test_an_image_body_is_answered_with_the_five_best_labels(server: Any, coffee: Path, model: str) -> None:
+def test_an_image_body_is_answered_with_the_five_best_labels(server: Any, model: str) -> None:
     status, text = server.request(
-        "POST", f"/v2/models/{model}/infer", coffee.read_bytes(), {"Content-Type": "image/jpeg"}
+        "POST", f"/v2/models/{model}/infer", COFFEE.read_bytes(), {"Content-Type": "image/jpeg"}
     )
     assert status == 200, text
     answer = json.loads(text)
@@ -100,53 +102,28 @@ def test_an_image_body_is_answered_with_the_five_best_labels(server: Any, coffee
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
-def test_curl_gets_the_labels_of_a_picture(server: Any, coffee: Path) -> None:
+def test_curl_gets_the_labels_of_a_picture(server: Any) -> None:
     command = [
-        "curl", "-sS", "--data-binary", f"@{coffee}", "-H", "Content-Type: image/jpeg",
+        "curl", "-sS", "--data-binary", f"@{COFFEE}", "-H", "Content-Type: image/jpeg",
         server.url(f"/v2/models/{CLASSIFIER}/infer"),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     assert best(json.loads(done.stdout))[0].split(":")[2] == "espresso"
 
 
-def encoded(coffee: Path, suffix: str) -> bytes:
+def encoded(suffix: str) -> bytes:
     import cv2
 
-    is_done, data = cv2.imencode(suffix, cv2.imread(str(coffee)))
+    is_done, data = cv2.imencode(suffix, cv2.imread(str(COFFEE)))
     assert is_done
     return bytes(data)
 
 
 @pytest.mark.parametrize(("suffix", "kind"), [(".png", "image/png"), (".bmp", "image/bmp"), (".webp", "image/webp")])
-def test_other_encodings_of_the_same_picture_get_the_same_label(
-    server: Any, coffee: Path, suffix: str, kind: str
-) -> None:
-    status, text = server.request(
-        "POST", f"/v2/models/{CLASSIFIER}/infer", encoded(coffee, suffix), {"Content-Type": kind}
-    )
+def test_other_encodings_of_the_same_picture_get_the_same_label(server: Any, suffix: str, kind: str) -> None:
+    status, text = server.request("POST", f"/v2/models/{CLASSIFIER}/infer", encoded(suffix), {"Content-Type": kind})
     assert status == 200, text
     assert best(json.loads(text))[0].split(":")[2] == "espresso"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"no picture", b"\xff\xd8\xff\xe0 cut", b"\x89PNG\r\n\x1a\n" + b"\0" * 64],
-    ids=["empty", "text", "jpeg", "png"],
-)
-def test_a_damaged_picture_is_refused_and_the_next_one_answered(server: Any, coffee: Path, body: bytes) -> None:
-    path = f"/v2/models/{CLASSIFIER}/infer"
-    status, text = server.request("POST", path, body, {"Content-Type": "image/jpeg"})
-    assert status == 400, text
-    assert CLASSIFIER in json.loads(text)["error"]
-    assert server.request("POST", path, coffee.read_bytes(), {"Content-Type": "image/jpeg"})[0] == 200
-
-
-def test_an_image_for_a_model_without_image_input_is_refused(server: Any, coffee: Path) -> None:
-    status, text = server.request(
-        "POST", "/v2/models/conv_onnxruntime/infer", coffee.read_bytes(), {"Content-Type": "image/jpeg"}
-    )
-    assert status == 400
-    assert "does not take an image" in json.loads(text)["error"]
 
 
 def test_without_a_stated_backend_the_runtime_in_use_is_shown(server: Any) -> None:

@@ -7,9 +7,7 @@ import json
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,11 @@ from edge_server.plugins.cameras.questions.model_request import question_jpeg
 from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.plugins.language.engines.pictures import decode_picture
 from edge_server.protocol.frame_messages import Detection
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
+from tests.kit.server import COMMAND, serve
 from tests.kit.site import Handler, Site
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 ROOT = Path(__file__).parents[2]
 
 VLM = """
@@ -78,11 +78,7 @@ def hook() -> Iterator[Any]:
 
 @pytest.mark.full
 def test_the_file_of_the_page_sends_the_answer_about_a_face_to_the_webhook_events_and_http(
-    serve: Callable[..., AbstractContextManager[Any]],
-    repository: Any,
-    tmp_path: Path,
-    hook: Any,
-    eventually: Callable[[Callable[[], bool]], bool],
+    repository: Any, tmp_path: Path, hook: Any
 ) -> None:
     shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
     (repository.add("my_vlm", VLM) / "1/model.py").write_text(VLM_CODE)
@@ -125,12 +121,7 @@ def test_the_file_of_the_page_sends_the_answer_about_a_face_to_the_webhook_event
 
 
 @pytest.mark.full
-def test_a_vision_language_model_gets_the_picture_and_the_prompt(
-    serve: Callable[..., AbstractContextManager[Any]],
-    repository: Any,
-    tmp_path: Path,
-    eventually: Callable[[Callable[[], bool]], bool],
-) -> None:
+def test_a_vision_language_model_gets_the_picture_and_the_prompt(repository: Any, tmp_path: Path) -> None:
     openvino_genai = pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
     import openvino
 
@@ -139,7 +130,7 @@ def test_a_vision_language_model_gets_the_picture_and_the_prompt(
     shutil.copytree(ROOT / "tests/data/tiny_vlm", folder, ignore=shutil.ignore_patterns("make.py"))
     generation = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**generation, "do_sample": False}))
-    (folder.parent / "config.pbtxt").write_text('parameters { key: "deterministic" value { string_value: "true" } }')
+    (folder.parent / "config.pbtxt").write_text(parameters(deterministic="true"))
     picture = ROOT / "edge_server/plugins/vision/demo.jpg"
     (tmp_path / "pictures").mkdir()
     shutil.copy(picture, tmp_path / "pictures")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.kit.json_schemas import EVERYDAY, KEYWORDS, RANDOM, find_problem
+from tests.kit.server import serve
 
 _TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 _SCHEMAS = [*EVERYDAY, *KEYWORDS, *RANDOM]
@@ -27,7 +28,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(engine: str, serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     (models / "tiny/1").mkdir(parents=True)
     # With a template that has tools and does not write them, and a context in which a library has room to write them.

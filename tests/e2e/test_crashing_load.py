@@ -7,12 +7,14 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import model_folder
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -28,13 +30,10 @@ class TritonPythonModel:
 """
 
 
-def test_a_model_whose_load_ended_two_servers_is_not_loaded_again_until_its_files_change(
-    serve: Callable[..., Any], eventually: Callable[..., bool], tmp_path: Path
-) -> None:
+def test_a_model_whose_load_ended_two_servers_is_not_loaded_again_until_its_files_change(tmp_path: Path) -> None:
     models = tmp_path / "models"
     shutil.copytree(BUNDLED / "face_detection_yunet/1", models / "good/1")
-    (models / "bad/1").mkdir(parents=True)
-    (models / "bad/1/model.py").write_text(SLOW.replace("SECONDS", str(tmp_path / "seconds")))
+    model_folder(models / "bad", files={"1/model.py": SLOW.replace("SECONDS", str(tmp_path / "seconds"))})
     (tmp_path / "seconds").write_text("1000")
     (models / "bad/config.pbtxt").write_text('backend: "python"')
     flags = ("--model-control-mode=explicit", f"--state-dir={tmp_path}")

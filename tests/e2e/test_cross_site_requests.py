@@ -6,11 +6,13 @@ tests/e2e/fetch_chromium.sh fetches the browser; without it the tests skip.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 from tests.kit.site import Handler, Site
 
 INFER = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
@@ -70,16 +72,13 @@ def other_sites() -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    browser: Any, other_sites: list[str], serve: Any, module_repository: Any, identity: Callable[..., str]
-) -> Iterator[Any]:
-    module_repository.add("one", identity())
+def server(browser: Any, other_sites: list[str], module_repository: Any) -> Iterator[Any]:
+    module_repository.add("one", identity_config())
     flags = ("--model-control-mode=explicit", "--load-model=one", f"--http-allowed-origin={other_sites[1]}")
     with serve(module_repository.path, *flags) as running:
         yield running
         browser.open("about:blank")
-        assert running.stop() == 0
-        assert "Traceback" not in running.log(), running.log()
+        running.stop_cleanly()
 
 
 def requests_of(server: Any) -> int:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ import numpy as np
 import pytest
 
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
+from tests.kit.model_folder import model_folder
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "tests/data/coffee.jpg"
@@ -157,27 +160,25 @@ def board(boards: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 
 
 @pytest.fixture(scope="module")
-def server(browser: Any, serve: Any, board: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+def server(browser: Any, board: Any, module_repository: Any) -> Iterator[Any]:
     for name in ("efficientnet_lite0", "face_detection_yunet"):
         shutil.copytree(ROOT / "model_repository" / name, module_repository.path / name)
     module_repository.add("yolo11n", model=export(detect(), ULTRALYTICS))
-    module_repository.add("scale", identity("FP32", "4"))
-    module_repository.add("steps", identity("FP32", "4") + "sequence_batching { }")
-    module_repository.add("tensor", identity("FP32", "3, 32, 32"))
-    halves = module_repository.add("halves", HALVES)
-    (halves / "1/model.py").write_text(HALVES_CODE)
-    (halves / "labels.txt").write_text("background\nroad\n")
-    channels = module_repository.add("channels", CHANNELS)
-    (channels / "1/model.py").write_text(CHANNELS_CODE)
-    (channels / "labels.txt").write_text("red\ngreen\nblue\n")
-    talker = module_repository.add("assistant", 'backend: "scripted_llm"')
-    (talker / "1/script.json").write_text(json.dumps({"answers": {"What is an edge server?": ANSWER}, "step_s": 0.02}))
+    module_repository.add("scale", identity_config("FP32", "4"))
+    module_repository.add("steps", identity_config("FP32", "4") + "sequence_batching { }")
+    module_repository.add("tensor", identity_config("FP32", "3, 32, 32"))
+    module_repository.add("halves", HALVES, files={"1/model.py": HALVES_CODE, "labels.txt": "background\nroad\n"})
+    module_repository.add("channels", CHANNELS, files={"1/model.py": CHANNELS_CODE, "labels.txt": "red\ngreen\nblue\n"})
+    module_repository.add(
+        "assistant",
+        'backend: "scripted_llm"',
+        files={"1/script.json": json.dumps({"answers": {"What is an edge server?": ANSWER}, "step_s": 0.02})},
+    )
     flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200", "--cache-config=local,size=1048576")
     with serve(module_repository.path, *flags) as running:
         yield running
         browser.open("about:blank")
-        assert running.stop() == 0
-        assert "Traceback" not in running.log(), running.log()
+        running.stop_cleanly()
 
 
 @pytest.fixture
@@ -219,8 +220,7 @@ def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
 def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, module_repository: Any) -> None:
     module_repository.add_sub("late", 'backend: "onnxruntime"')
     page.wait(f"{row('late')}?.innerText.includes('READY')")
-    (module_repository.path / "late/2").mkdir()
-    (module_repository.path / "late/2/model.onnx").write_bytes(b"not a model")
+    model_folder(module_repository.path / "late", files={"2/model.onnx": b"not a model"}, version=2)
     page.wait("document.querySelector('#models-rows').innerText.includes('UNAVAILABLE')")
     failed = "document.querySelector('tr:not([hidden]) .reason.bad')"
     assert page.run(f"return {failed}.closest('tbody').innerText").startswith("late")
@@ -250,14 +250,11 @@ def test_failed_requests_before_a_reload_are_not_forgotten_without_a_word(
     page.wait(f"!{row('failing')}?.innerText.includes('READY')")
 
 
-def test_failed_models_are_first_and_more_than_twenty_are_folded(
-    browser: Any, serve: Any, repository: Any, identity: Any
-) -> None:
+def test_failed_models_are_first_and_more_than_twenty_are_folded(browser: Any, repository: Any) -> None:
     names = [f"many_{number:02}" for number in range(23)]
     for name in names:
-        repository.add(name, identity())
-    (repository.path / "z_broken/1").mkdir(parents=True)
-    (repository.path / "z_broken/1/model.onnx").write_bytes(b"not a model")
+        repository.add(name, identity_config())
+    model_folder(repository.path / "z_broken", files={"1/model.onnx": b"not a model"})
     filter_by = (
         "const filter = document.querySelector('#models-filter'); filter.value = arguments[0];"
         "filter.dispatchEvent(new Event('input'))"
@@ -545,7 +542,7 @@ def drag_from(browser: Any, left: float, top: float, x: float, y: float) -> None
 
 
 def test_zones_are_drawn_with_the_mouse_and_kept_in_the_sources_file(
-    browser: Any, serve: Any, repository: Any, tmp_path: Path
+    browser: Any, repository: Any, tmp_path: Path
 ) -> None:
     shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
     cameras = tmp_path / "cameras.toml"
@@ -630,7 +627,7 @@ points = [[0.1, 0.5], [0.9, 0.2]]
 
 
 def test_points_on_the_edge_and_below_others_are_dragged_and_zones_are_moved(
-    browser: Any, serve: Any, repository: Any, tmp_path: Path
+    browser: Any, repository: Any, tmp_path: Path
 ) -> None:
     shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
     cameras = tmp_path / "cameras.toml"
@@ -675,7 +672,7 @@ def test_points_on_the_edge_and_below_others_are_dragged_and_zones_are_moved(
         assert server.stop() == 0
 
 
-def test_a_failed_camera_is_red_with_its_reason(browser: Any, serve: Any, repository: Any, tmp_path: Path) -> None:
+def test_a_failed_camera_is_red_with_its_reason(browser: Any, repository: Any, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
     cameras = tmp_path / "cameras.toml"
     working, failing = SOURCES.split("[[sources]]")[:0:-1]
@@ -702,7 +699,7 @@ def test_a_failed_camera_is_red_with_its_reason(browser: Any, serve: Any, reposi
 
 
 def test_a_camera_shows_the_answers_to_its_questions_and_why_there_is_none(
-    browser: Any, serve: Any, repository: Any, tmp_path: Path
+    browser: Any, repository: Any, tmp_path: Path
 ) -> None:
     shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
     (repository.add("vlm", VLM) / "1/model.py").write_text(VLM_CODE)
@@ -717,8 +714,8 @@ def test_a_camera_shows_the_answers_to_its_questions_and_why_there_is_none(
         browser.open("about:blank")
 
 
-def test_rows_are_gray_while_the_server_is_gone(browser: Any, serve: Any, repository: Any, identity: Any) -> None:
-    repository.add("one", identity())
+def test_rows_are_gray_while_the_server_is_gone(browser: Any, repository: Any) -> None:
+    repository.add("one", identity_config())
     with serve(repository.path) as server:
         browser.open(server.url("/"))
         browser.wait(f"{row('one')}?.innerText.includes('READY')")
@@ -814,12 +811,10 @@ def test_without_a_key_the_page_offers_no_model_control(page: Any) -> None:
     assert page.run("return document.querySelector('#key').hidden")
 
 
-def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(
-    browser: Any, serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
-) -> None:
-    repository.add("one", identity())
+def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(browser: Any, repository: Any, tmp_path: Path) -> None:
+    repository.add("one", identity_config())
     for version in (1, 2):
-        repository.add("two", identity(), version)
+        repository.add("two", identity_config(), version)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"anna {hashlib.sha256(b'open sesame').hexdigest()} model-repository,view\n")
     flags = ("--model-control-mode=explicit", "--load-model=*", f"--auth-tokens-file={tokens}")
@@ -906,10 +901,8 @@ window.hold = (isHeld) => {
 """Collects what the page says about keys. Holds the answers that say what it may do, as a slow network does."""
 
 
-def test_only_the_answer_to_a_request_with_the_key_judges_it(
-    browser: Any, serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
-) -> None:
-    repository.add("one", identity())
+def test_only_the_answer_to_a_request_with_the_key_judges_it(browser: Any, repository: Any, tmp_path: Path) -> None:
+    repository.add("one", identity_config())
     tokens = tmp_path / "tokens"
     words = [hashlib.sha256(word).hexdigest() for word in (b"open sesame", b"only look")]
     tokens.write_text("anna {} model-repository\nben {} view\n".format(*words))
@@ -1009,7 +1002,7 @@ def test_the_page_fits_a_phone(page: Any, server: Any) -> None:
 
 
 @pytest.mark.skipif("EDGE_TEST_SCREENSHOTS" not in os.environ, reason="EDGE_TEST_SCREENSHOTS names no folder")
-def test_pictures_for_the_documentation(browser: Any, serve: Any, board: Any) -> None:
+def test_pictures_for_the_documentation(browser: Any, board: Any) -> None:
     folder = Path(os.environ["EDGE_TEST_SCREENSHOTS"])
     flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200")
     with serve(ROOT / "model_repository", *flags) as server, camera(server), camera(server, "back_yard"):

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.firefox import Firefox, open_firefox
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 ROOT = Path(__file__).parents[2]
 DROP = """
@@ -37,10 +39,10 @@ fps = 10
 pytestmark = [pytest.mark.full, pytest.mark.timeout(180)]
 
 
-def test_the_page_works_in_firefox(serve: Any, repository: Any, identity: Any, tmp_path: Path) -> None:
+def test_the_page_works_in_firefox(repository: Any, tmp_path: Path) -> None:
     for name in ("efficientnet_lite0", "face_detection_yunet"):
         shutil.copytree(ROOT / "model_repository" / name, repository.path / name)
-    repository.add("tensor", identity("FP32", "3, 32, 32"))
+    repository.add("tensor", identity_config("FP32", "3, 32, 32"))
     cameras = tmp_path / "cameras.toml"
     cameras.write_text(CAMERA)
     profile = tmp_path / "profile"

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.kit.eventually import eventually
+from tests.kit.models import finish
+from tests.kit.server import serve
 from tests.kit.together import together
 
 CONFIG = 'backend: "onnxruntime"\n'
@@ -43,10 +45,7 @@ def marked(mark: int, weights: int = 50_000) -> bytes:
             numpy_helper.from_array(np.array([mark], np.float32), "mark"),
         ],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    onnx.checker.check_model(model)
-    return bytes(model.SerializeToString())
+    return finish(graph).SerializeToString()
 
 
 def write(folder: Path, mark: int, version: int = 1, config: str = CONFIG) -> Path:
@@ -100,11 +99,10 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def shared(serve: Any, module_repository: Any, eventually: Any) -> Iterator[Site]:
+def shared(module_repository: Any) -> Iterator[Site]:
     with serve(module_repository.path, DEAF) as server:
         yield Site(server, module_repository.path, eventually)
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 COPIES = {
@@ -199,9 +197,7 @@ def test_an_upload_that_stalls_is_not_loaded_before_its_last_byte(shared: Site, 
     shared.deploys_without_a_failure("stalls", 2, version=2)
 
 
-def test_after_an_aborted_upload_the_old_version_serves_until_a_complete_one(
-    shared: Site, tmp_path: Path, eventually: Any
-) -> None:
+def test_after_an_aborted_upload_the_old_version_serves_until_a_complete_one(shared: Site, tmp_path: Path) -> None:
     path = write(shared.root / "broken", 1) / "1" / "model.onnx"
     assert shared.serves("broken", 1)
     source = write(tmp_path / "broken", 2) / "1" / "model.onnx"
@@ -221,7 +217,7 @@ EDITS = {
 }
 
 
-def test_an_edit_of_the_configuration_takes_effect(shared: Site, eventually: Any) -> None:
+def test_an_edit_of_the_configuration_takes_effect(shared: Site) -> None:
     def check(way: str) -> None:
         name = named("edit_", way)
         write(shared.root / name, 1, config=CONFIG + 'metric_tags { key: "n" value: "3" }\n')
@@ -267,7 +263,7 @@ def test_switching_a_symlink_deploys_the_other_release(shared: Site) -> None:
     together(check, list(itertools.product(("model", "version"), SWAPS)))
 
 
-def test_a_repository_that_is_a_symlink_can_be_switched(serve: Any, tmp_path: Path, eventually: Any) -> None:
+def test_a_repository_that_is_a_symlink_can_be_switched(tmp_path: Path) -> None:
     """Each way of swapping has a repository of its own, all served by one server."""
     links = {}
     for swap in SWAPS:
@@ -294,7 +290,7 @@ def test_a_repository_that_is_a_symlink_can_be_switched(serve: Any, tmp_path: Pa
         together(check, SWAPS)
 
 
-def test_checking_out_another_branch_deploys_it(serve: Any, tmp_path: Path, eventually: Any) -> None:
+def test_checking_out_another_branch_deploys_it(tmp_path: Path) -> None:
     """The repository of models is a work tree of git, or a folder in one; one server serves both."""
     installed(["git"])
     git = 'git -C "$1" -c user.name=n -c user.email=e@x '
@@ -325,9 +321,7 @@ def test_checking_out_another_branch_deploys_it(serve: Any, tmp_path: Path, even
         together(check, roots)
 
 
-def test_a_symlink_out_of_the_repository_is_refused_unless_allowed(
-    serve: Any, repository: Any, tmp_path: Path, eventually: Any
-) -> None:
+def test_a_symlink_out_of_the_repository_is_refused_unless_allowed(repository: Any, tmp_path: Path) -> None:
     write(tmp_path / "elsewhere", 1)
     (repository.path / "linked").symlink_to(tmp_path / "elsewhere")
     with serve(repository.path, DEAF) as server:
@@ -341,9 +335,7 @@ def test_a_symlink_out_of_the_repository_is_refused_unless_allowed(
         assert site.serves("linked", 2, version=2)
 
 
-def test_models_of_a_removed_repository_serve_and_are_followed_once_it_is_back(
-    serve: Any, repository: Any, tmp_path: Path, eventually: Any
-) -> None:
+def test_models_of_a_removed_repository_serve_and_are_followed_once_it_is_back(repository: Any, tmp_path: Path) -> None:
     write(repository.path / "m", 1)
     with serve(repository.path, "--repository-poll-secs=0.2") as server:
         site = Site(server, repository.path, eventually)

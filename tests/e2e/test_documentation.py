@@ -42,8 +42,8 @@ from edge_server.plugins.fleet.publish.command import read_rollout
 from edge_server.plugins.fleet.release import read_release
 from edge_server.repository.model_config import pbtxt
 from edge_server.repository.model_config.parameter_names import read_names
-from tests.e2e.conftest import COMMAND, clean_environment
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
+from tests.kit.server import COMMAND, clean_environment, serve
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md")]
@@ -53,7 +53,6 @@ PAGES += [
     for page in sorted((ROOT / folder).rglob("*.md"))
 ]
 EXAMPLES = ROOT / "docs" / "examples"
-COFFEE = ROOT / "tests" / "data" / "coffee.jpg"
 
 OPTIONS_OF_OTHERS = {
     "--data-binary", "--cacert", "--cert", "--key", "--system-site-packages", "--dry-run", "--python", "--arch",
@@ -68,7 +67,7 @@ the bridge for LeRobot and the tests; the misspelling in an error message; and t
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any) -> Iterator[Any]:
+def server() -> Iterator[Any]:
     with serve(ROOT / "model_repository") as server:
         yield server
 
@@ -432,7 +431,7 @@ class Terminal:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in RUN.items()])
 def test_the_code_blocks_of_a_page_work_in_order(
-    name: str, server: Any, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the README's state: its server runs."""
     monkeypatch.chdir(tmp_path)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 import numpy as np
 import tritonclient.grpc
+
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]})
 BIG = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 200000], "data": [7] * 200000}]})
@@ -19,15 +23,12 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 def infer_over_grpc(client: Any) -> int:
-    given = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
-    given.set_data_from_numpy(np.array([[7]], np.int32))
+    given = infer_input(tritonclient.grpc, "INPUT0", np.array([[7]], np.int32))
     return int(client.infer("one", [given]).as_numpy("OUTPUT0")[0, 0])
 
 
-def test_a_stopping_server_is_not_ready_and_answers_during_the_drain_delay(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
-) -> None:
-    repository.add("one", identity())
+def test_a_stopping_server_is_not_ready_and_answers_during_the_drain_delay(repository: Any) -> None:
+    repository.add("one", identity_config())
     with serve(repository.path, "--drain-delay-secs=600") as server:
         kept = server.connection()
         kept.request("POST", "/v2/models/one/infer", BODY)
@@ -62,8 +63,8 @@ def test_a_stopping_server_is_not_ready_and_answers_during_the_drain_delay(
         assert server.stop() == 128 + signal.SIGTERM
 
 
-def test_the_server_ends_once_the_delay_is_over(serve: Any, repository: Any, identity: Callable[..., str]) -> None:
-    repository.add("one", identity())
+def test_the_server_ends_once_the_delay_is_over(repository: Any) -> None:
+    repository.add("one", identity_config())
     with serve(repository.path, "--drain-delay-secs=0.1") as server:
         assert server.stop() == 0
         assert "answering for 0.1 s more" in server.log()

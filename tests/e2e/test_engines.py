@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 from tests.kit.child_processes import children_of
+from tests.kit.eventually import eventually
+from tests.kit.models import BUNDLED, COFFEE
+from tests.kit.server import serve
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -22,19 +25,17 @@ MODEL = "efficientnet_lite0"
 
 BUILD_S = 240.0
 """A build has the lowest priority: on a busy machine it waits for all others."""
-Serve = Callable[..., Any]
-Eventually = Callable[..., bool]
 
 
 @pytest.fixture
-def models(tmp_path: Path, bundled_repository: Path) -> Path:
+def models(tmp_path: Path) -> Path:
     """A repository with the bundled classifier."""
-    shutil.copytree(bundled_repository / MODEL, tmp_path / "models" / MODEL)
+    shutil.copytree(BUNDLED / MODEL, tmp_path / "models" / MODEL)
     return tmp_path / "models"
 
 
 @pytest.fixture
-def start(fake_gpu: Any, serve: Serve, models: Path, tmp_path: Path) -> Callable[..., Any]:
+def start(fake_gpu: Any, models: Path, tmp_path: Path) -> Callable[..., Any]:
     """Return a function that starts the server with the fake GPU; its engines are kept across starts."""
 
     def begin(*flags: str, **environment: str) -> Any:
@@ -96,11 +97,11 @@ class Asking:
 
 
 @pytest.fixture
-def asking(coffee: Path) -> Iterator[Callable[[Any], Asking]]:
+def asking() -> Iterator[Callable[[Any], Asking]]:
     begun: list[Asking] = []
 
     def begin(server: Any) -> Asking:
-        begun.append(Asking(server, coffee.read_bytes()))
+        begun.append(Asking(server, COFFEE.read_bytes()))
         return begun[-1]
 
     yield begin
@@ -109,7 +110,7 @@ def asking(coffee: Path) -> Iterator[Callable[[Any], Asking]]:
 
 
 def test_a_model_serves_at_once_and_switches_to_its_engine_without_losing_requests(
-    start: Callable[..., Any], asking: Callable[[Any], Asking], eventually: Eventually
+    start: Callable[..., Any], asking: Callable[[Any], Asking]
 ) -> None:
     with start() as server:
         assert backend(server) == "onnxruntime"
@@ -140,9 +141,7 @@ def test_a_model_serves_at_once_and_switches_to_its_engine_without_losing_reques
         assert engine(server)["state"] == "ready"
 
 
-def test_an_engine_of_another_machine_is_rebuilt_and_the_reason_is_reported(
-    start: Callable[..., Any], eventually: Eventually
-) -> None:
+def test_an_engine_of_another_machine_is_rebuilt_and_the_reason_is_reported(start: Callable[..., Any]) -> None:
     with start() as server:
         assert eventually(lambda: backend(server) == "tensorrt_rtx", BUILD_S), server.log()
     with start(FAKE_CUDA_NAME="Another GPU") as server:
@@ -151,7 +150,7 @@ def test_an_engine_of_another_machine_is_rebuilt_and_the_reason_is_reported(
         assert eventually(lambda: backend(server) == "tensorrt_rtx", BUILD_S), server.log()
 
 
-def test_a_build_is_cancelled_and_requested_again(start: Callable[..., Any], eventually: Eventually) -> None:
+def test_a_build_is_cancelled_and_requested_again(start: Callable[..., Any]) -> None:
     with start() as server:
         assert eventually(lambda: engine(server)["state"] == "building")
         assert server.request("DELETE", f"/edge/v1/engines/{MODEL}")[0] == 200
@@ -166,7 +165,7 @@ def test_a_build_is_cancelled_and_requested_again(start: Callable[..., Any], eve
 
 
 def test_a_builder_that_crashes_costs_one_attempt_only(
-    start: Callable[..., Any], asking: Callable[[Any], Asking], eventually: Eventually
+    start: Callable[..., Any], asking: Callable[[Any], Asking]
 ) -> None:
     with start() as server:
         client = asking(server)
@@ -185,7 +184,7 @@ def test_a_builder_that_crashes_costs_one_attempt_only(
     ("fault", "message"), [("wrong", "the engine is not used: output"), ("crash", "ended by SIGKILL")]
 )
 def test_an_engine_with_wrong_outputs_or_crashes_never_serves(
-    fault: str, message: str, start: Callable[..., Any], eventually: Eventually
+    fault: str, message: str, start: Callable[..., Any]
 ) -> None:
     with start(FAKE_ENGINE_FAULT=fault) as server:
         assert eventually(lambda: engine(server)["state"] == "failed", BUILD_S)
@@ -195,7 +194,7 @@ def test_an_engine_with_wrong_outputs_or_crashes_never_serves(
 
 
 def test_no_engine_is_built_while_the_machine_is_hot(
-    start: Callable[..., Any], make_board: Callable[[str], Any], eventually: Eventually
+    start: Callable[..., Any], make_board: Callable[[str], Any]
 ) -> None:
     board = make_board("orin_nano_jp6")
     board.set_temperature("tj-thermal", 98.5)
@@ -207,7 +206,7 @@ def test_no_engine_is_built_while_the_machine_is_hot(
 
 
 def test_a_driver_too_old_for_tensorrt_costs_the_engine_alone_and_is_not_tried_again(
-    fake_gpu: Any, serve: Serve, models: Path, tmp_path: Path, eventually: Eventually
+    fake_gpu: Any, models: Path, tmp_path: Path
 ) -> None:
     """Nothing of TensorRT for RTX is replaced here: it meets the driver of a box with CUDA 12.2."""
     old = {"LD_LIBRARY_PATH": str(Path(fake_gpu.library).parent), "FAKE_CUDA_VERSION": "12020"}
@@ -220,7 +219,7 @@ def test_a_driver_too_old_for_tensorrt_costs_the_engine_alone_and_is_not_tried_a
         assert backend(server) == "onnxruntime"
 
 
-def test_without_a_gpu_nothing_changes(serve: Serve, models: Path) -> None:
+def test_without_a_gpu_nothing_changes(models: Path) -> None:
     with serve(models) as server:
         status, answer = server.ask("/edge/v1/engines")
         assert (status, answer["enabled"], answer["engines"]) == (200, False, [])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import statistics
 import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +11,13 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
+
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.models import BUNDLED, REPEAT, identity_config
+from tests.kit.server import serve
+from tests.kit.triton_stream import TritonStream
 
 # (x + y, x - y) -> add_sub again: (2x, 2y)
 CHAIN = """
@@ -105,33 +108,25 @@ def write_members(repository: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(
-    module_repository: Any, serve: Any, bundled_repository: Path, repeat_config: str, identity: Callable[..., str]
-) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     write_members(module_repository)
     module_repository.add("chain", chain())
     module_repository.add("a_outer", OUTER)
-    module_repository.add("repeat", repeat_config)
-    module_repository.add("same", identity("INT32", "1", batch=0))
+    module_repository.add("repeat", REPEAT)
+    module_repository.add("same", identity_config("INT32", "1", batch=0))
     module_repository.add("stream", STREAM)
     module_repository.add("camera", CAMERA)
-    module_repository.add(
-        "wrong", chain().replace('key: "OUTPUT1" value: "difference"', 'key: "OUTPUT9" value: "difference"')
-    )
-    (module_repository.path / "efficientnet_lite0").symlink_to(bundled_repository / "efficientnet_lite0")
+    (module_repository.path / "efficientnet_lite0").symlink_to(BUNDLED / "efficientnet_lite0")
     with serve(module_repository.path, "--allow-external-links") as running:
         yield running
-        assert running.stop() == 0
-        assert "Traceback" not in running.log(), running.log()
+        running.stop_cleanly()
 
 
 def tensors(client: Any, names: tuple[str, str], rows: int = 2) -> tuple[list[Any], np.ndarray, np.ndarray]:
     left, right = (np.random.default_rng(seed).random((rows, 16), np.float32) for seed in (1, 2))
     made = []
     for name, array in zip(names, (left, right), strict=True):
-        item = client.InferInput(name, list(array.shape), "FP32")
-        item.set_data_from_numpy(array)
-        made.append(item)
+        made.append(infer_input(client, name, array))
     return made, left, right
 
 
@@ -172,24 +167,6 @@ def test_an_ensemble_has_metadata_configuration_statistics_and_an_index_entry(se
     assert 'nv_inference_request_success{model="chain",version="1"}' in server.read_metrics()
 
 
-def test_an_invalid_request_is_refused_with_tritons_message(server: Any) -> None:
-    with triton_http.InferenceServerClient(server.http) as client:
-        made, *_ = tensors(triton_http, ("X", "Q"))
-        with pytest.raises(InferenceServerException, match=r"missing required input\(s\) \['Y'\]|unexpected inference"):
-            client.infer("chain", made)
-
-
-def test_an_ensemble_turns_an_image_into_labels_in_one_call(server: Any, coffee: Path) -> None:
-    body, headers = coffee.read_bytes(), {"Content-Type": "image/jpeg"}
-    answers = {}
-    for model in ("camera", "efficientnet_lite0"):
-        status, text = server.request("POST", f"/v2/models/{model}/infer", body, headers)
-        assert status == 200, text
-        answers[model] = json.loads(text)["outputs"][0]["data"]
-    assert answers["camera"] == answers["efficientnet_lite0"][:3]
-    assert answers["camera"][0].endswith(":967:espresso")
-
-
 def test_an_ensemble_runs_frames_of_a_frame_stream(server: Any) -> None:
     from edge_server.client import FrameStream, Returns
 
@@ -206,33 +183,22 @@ def stream_inputs(values: list[int]) -> list[Any]:
     }  # fmt: skip
     made = []
     for name, array in arrays.items():
-        item = triton_grpc.InferInput(name, list(array.shape), "INT32" if name == "IN" else "UINT32")
-        item.set_data_from_numpy(array)
-        made.append(item)
+        made.append(infer_input(triton_grpc, name, array, "INT32" if name == "IN" else "UINT32"))
     return made
 
 
 def test_a_decoupled_member_streams_through_the_ensemble(server: Any) -> None:
-    got: list[Any] = []
-    done = threading.Event()
-
-    def take(result: Any, error: Any) -> None:
-        got.append(error or result)
-        if error or result.get_response().parameters["triton_final_response"].bool_param:
-            done.set()
-
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        client.start_stream(take)
-        client.async_stream_infer("stream", stream_inputs([5, 6, 7]), enable_empty_final_response=True)
-        assert done.wait(20)
-        client.stop_stream()
-        with pytest.raises(InferenceServerException, match="decoupled"):
-            client.infer("stream", stream_inputs([1]))
-    assert [int(item.as_numpy("OUT")[0]) for item in got[:-1]] == [5, 6, 7]
-    assert got[-1].as_numpy("OUT") is None
+    with TritonStream(server.grpc) as stream:
+        stream.send("stream", stream_inputs([5, 6, 7]), enable_empty_final_response=True)
+        assert [int(result.as_numpy("OUT")[0]) for result in stream.until_final()] == [5, 6, 7]
+    with (
+        triton_grpc.InferenceServerClient(server.grpc) as client,
+        pytest.raises(InferenceServerException, match="decoupled"),
+    ):
+        client.infer("stream", stream_inputs([1]))
 
 
-def test_members_reloaded_under_load_lose_no_request(repository: Any, serve: Any, eventually: Any) -> None:
+def test_members_reloaded_under_load_lose_no_request(repository: Any) -> None:
     write_members(repository)
     repository.add("chain", chain())
     flags = ("--model-control-mode=explicit", "--load-model=chain")
@@ -257,7 +223,7 @@ def test_members_reloaded_under_load_lose_no_request(repository: Any, serve: Any
         assert eventually(lambda: min(counts) > 0)
         for number in range(4):
             member = ("first", "second")[number % 2]
-            note = f'parameters {{ key: "note" value {{ string_value: "{number}" }} }}'
+            note = parameters(note=number)
             repository.add(member, f'backend: "onnxruntime"\nmax_batch_size: 4\n{note}')
             control.load_model(member)
         stop.set()
@@ -275,46 +241,3 @@ def test_members_reloaded_under_load_lose_no_request(repository: Any, serve: Any
         assert control.is_model_ready("second")
         control.unload_model("chain", unload_dependents=True)
         assert server.stop() == 0
-
-
-def test_an_inconsistent_ensemble_is_not_served_and_the_error_names_the_step(server: Any) -> None:
-    _, index = server.ask("/v2/repository/index", {})
-    entry = next(item for item in index if item["name"] == "wrong")
-    assert entry["state"] == "UNAVAILABLE"
-    assert "step 1 (model 'first'): output_map" in entry["reason"]
-
-
-def test_an_ensemble_returns_what_its_steps_called_one_by_one_return(
-    server: Any, record_property: Callable[[str, object], None]
-) -> None:
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        made, *_ = tensors(triton_grpc, ("X", "Y"))
-
-        def whole() -> list[Any]:
-            result = client.infer("chain", made)
-            return [result.as_numpy(name) for name in ("TWICE_X", "TWICE_Y")]
-
-        def steps() -> list[Any]:
-            first, *_ = tensors(triton_grpc, ("INPUT0", "INPUT1"))
-            result = client.infer("first", first)
-            second = []
-            for name, output in (("INPUT0", "OUTPUT0"), ("INPUT1", "OUTPUT1")):
-                array = result.as_numpy(output)
-                item = triton_grpc.InferInput(name, list(array.shape), "FP32")
-                item.set_data_from_numpy(array)
-                second.append(item)
-            result = client.infer("second", second)
-            return [result.as_numpy(name) for name in ("OUTPUT0", "OUTPUT1")]
-
-        took: dict[str, list[float]] = {"whole": [], "steps": []}
-        for _ in range(30):
-            answers = []
-            for name, call in (("whole", whole), ("steps", steps)):
-                started = time.perf_counter()
-                answers.append(call())
-                took[name].append(time.perf_counter() - started)
-            for one, other in zip(*answers, strict=True):
-                np.testing.assert_array_equal(one, other)
-    middle = {name: statistics.median(values) * 1e6 for name, values in took.items()}
-    record_property("microseconds", middle)
-    print(f"ensemble {middle['whole']:.0f} us, its steps by a client {middle['steps']:.0f} us")

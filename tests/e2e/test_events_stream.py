@@ -6,13 +6,18 @@ import http.client
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import tritonclient.grpc
 
-SLOW = 'parameters { key: "stub_open_delay_ms" value { string_value: "700" } }'
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
+SLOW = parameters(stub_open_delay_ms="700")
 STUB = """
 backend: "stub"
 max_batch_size: 8
@@ -22,13 +27,12 @@ output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [-1] }
 
 
 class Stream:
-    """Follows the events on a thread; `closed` is set when the server has ended the stream."""
+    """Follows the events on a thread."""
 
-    def __init__(self, server: Any, after: int = 0) -> None:
+    def __init__(self, server: Any) -> None:
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.closed = threading.Event()
         self._connection = http.client.HTTPConnection(server.http, timeout=60)
-        self._connection.request("GET", f"/edge/v1/events?after={after}")
+        self._connection.request("GET", "/edge/v1/events")
         self._answer = self._connection.getresponse()
         assert self._answer.status == 200
         self._thread = threading.Thread(target=self._read)
@@ -38,7 +42,6 @@ class Stream:
         for line in self._answer:
             if line.startswith(b"data: "):
                 self.events.put(json.loads(line[6:]))
-        self.closed.set()
 
     def until(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
         """Return the events up to the first of that kind with these fields."""
@@ -55,37 +58,31 @@ class Stream:
 
 
 @pytest.fixture
-def explicit(serve: Any, repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
-    repository.add("one", identity())
-    repository.add("slow", STUB + SLOW)
+def explicit(repository: Any) -> Iterator[Any]:
+    repository.add("one", identity_config())
     (repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
     with serve(repository.path, "--model-control-mode=explicit", "--load-model=one") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def shared(
-    serve: Any, module_repository: Any, identity: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
+def shared(module_repository: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One server for the tests that do not end it, with models for each of them."""
     repository, other = module_repository, type(module_repository)(tmp_path_factory.mktemp("other"))
-    repository.add("counted", identity())
     for name in ("slow", "slow_again"):
         repository.add(name, STUB + SLOW)
-    for name in ("counted_broken", "broken"):
-        (repository.add(name, 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
+    (repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
     for name in ("never", "serving", "gone", "twice"):
-        repository.add(name, identity())
-    other.add("twice", identity())
+        repository.add(name, identity_config())
+    other.add("twice", identity_config())
     repository.add("unreadable", "this is no configuration")
     (repository.path / "empty").mkdir()
     for version in (1, 2):
-        repository.add("pinned", identity(), version)
+        repository.add("pinned", identity_config(), version)
     flags = (f"--model-repository={other.path}", "--model-control-mode=explicit", "--load-model=serving")
     with serve(repository.path, *flags) as server:
         yield server
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 def order(server: Any, name: str, what: str) -> tuple[int, Any]:
@@ -115,48 +112,6 @@ def test_loads_failures_reloads_and_drains_are_published_as_they_happen(explicit
     assert [event["number"] for event in remembered] == list(range(1, last[-1]["number"] + 1))
     assert explicit.stop() == 0
     stream.join()
-
-
-def test_an_event_stream_ends_with_the_server_and_does_not_delay_it(explicit: Any) -> None:
-    stream = Stream(explicit)
-    stream.until("server.ready")
-    assert explicit.stop() == 0
-    assert stream.closed.wait(30)
-    stream.join()
-    told = stream.until("model.unloaded", model="one")
-    assert [event["kind"] for event in told] == ["server.stopping", "model.draining", "model.unloaded"]
-    assert "Traceback" not in explicit.log()
-
-
-def test_a_client_resumes_where_it_was_disconnected(explicit: Any) -> None:
-    stream = Stream(explicit)
-    number = stream.until("server.ready")[-1]["number"]
-    order(explicit, "slow", "load")
-    again = Stream(explicit, after=number)
-    assert again.until("model.ready", model="slow")[0]["number"] == number + 1
-    assert explicit.stop() == 0
-    for item in (stream, again):
-        item.join()
-
-
-def test_load_and_failure_counts_are_exact_and_outlive_the_model(shared: Any) -> None:
-    for _ in range(3):
-        assert order(shared, "counted_broken", "load")[0] == 400
-    for _ in range(3):
-        assert order(shared, "counted", "unload")[0] == 200
-        assert order(shared, "counted", "load")[0] == 200
-    one, broken = shared.read_counters("counted"), shared.read_counters("counted_broken")
-    assert (one["edge_model_loads_total"], one["edge_model_load_failures_total"]) == (3, 0)
-    assert one["edge_model_generation"] == 3
-    assert (broken["edge_model_loads_total"], broken["edge_model_load_failures_total"]) == (0, 3)
-    assert "edge_model_generation" not in broken
-    # A load of an unchanged model is no load.
-    assert order(shared, "counted", "load")[0] == 200
-    assert shared.read_counters("counted")["edge_model_loads_total"] == 3
-    assert order(shared, "counted", "unload")[0] == 200
-    gone = shared.read_counters("counted")
-    assert gone["edge_model_loads_total"] == 3
-    assert "edge_model_generation" not in gone
 
 
 def test_the_index_is_correct_during_a_slow_load_over_http_and_grpc(shared: Any) -> None:
@@ -193,7 +148,7 @@ def test_the_index_is_correct_during_a_slow_load_over_http_and_grpc(shared: Any)
     assert "LOADING" in seen
 
 
-def test_the_index_distinguishes_all_states(shared: Any, eventually: Callable[[Callable[[], bool]], bool]) -> None:
+def test_the_index_distinguishes_all_states(shared: Any) -> None:
     def index() -> list[dict[str, str]]:
         entries: list[dict[str, str]] = shared.ask("/v2/repository/index", {})[1]
         return entries

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc
+
+from tests.kit.infer_input import infer_input
+from tests.kit.server import serve
 
 NAMES = ("add_a", "add_b", "add_c", "add_d")
 
@@ -36,7 +38,7 @@ def request_for(server: Any, name: str, value: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_four_models_are_served_with_memory_for_two(serve: Any, repository: Any) -> None:
+def test_four_models_are_served_with_memory_for_two(repository: Any) -> None:
     for name in NAMES:
         repository.add_sub(name, 'backend: "onnxruntime"')
     with serve(repository.path, "--max-resident-models=2") as server:
@@ -56,9 +58,11 @@ def test_four_models_are_served_with_memory_for_two(serve: Any, repository: Any)
             name = NAMES[number % 4]
             given = []
             for item in requests[name]["inputs"]:
-                tensor = tritonclient.grpc.InferInput(item["name"], item["shape"], item["datatype"])
-                tensor.set_data_from_numpy(np.full(item["shape"], 3, np.float32))
-                given.append(tensor)
+                given.append(
+                    infer_input(
+                        tritonclient.grpc, item["name"], np.full(item["shape"], 3, np.float32), item["datatype"]
+                    )
+                )
             with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
                 return str(client.infer(name, given, client_timeout=60).get_response().model_version)
 
@@ -69,27 +73,3 @@ def test_four_models_are_served_with_memory_for_two(serve: Any, repository: Any)
             assert set(by_grpc) == {"1"}
         assert sorted(states(server).values()) == ["READY", "READY", "UNAVAILABLE", "UNAVAILABLE"]
         assert server.get("/v2/health/ready")[0] == 200
-
-
-def test_an_idle_model_is_unloaded_and_reloaded_for_the_next_request(
-    serve: Any, repository: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
-    repository.add_sub("add_a", 'backend: "onnxruntime"')
-    with serve(repository.path, "--idle-unload-secs=0.3") as server:
-        request = request_for(server, "add_a", 2)
-        assert eventually(lambda: states(server) == {"add_a": "UNAVAILABLE"})
-        (entry,) = server.ask("/v2/repository/index", {})[1]
-        assert entry["reason"] == "unloaded: idle; loads again on request"
-        assert server.infer("add_a", request)[0] == 200
-
-
-def test_a_load_below_the_memory_floor_does_not_start_and_the_index_has_the_reason(serve: Any, repository: Any) -> None:
-    repository.add_sub("add_a", 'backend: "onnxruntime"')
-    # No machine has that much.
-    with serve(repository.path, "--memory-floor-mb=1000000000", "--strict-readiness=true") as server:
-        (entry,) = server.ask("/v2/repository/index", {})[1]
-        assert entry["state"] == "UNAVAILABLE"
-        assert "memory is short" in entry["reason"]
-        assert "--memory-floor-mb keeps 1000000000 MiB free" in entry["reason"]
-        assert "tried again at" in entry["reason"]
-        assert server.get("/v2/health/ready")[0] == 400

@@ -22,6 +22,9 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
+
 PATIENCE_S = 60.0
 """Far above the second within which a new client is answered, far below the 15 s and more that it once took."""
 
@@ -76,7 +79,7 @@ def file_limit(pid: int) -> tuple[int, int]:
     return resource.prlimit(pid, resource.RLIMIT_NOFILE)
 
 
-def test_silent_connections_are_closed_for_new_clients_of_any_listener(serve: Any, repository: Any) -> None:
+def test_silent_connections_are_closed_for_new_clients_of_any_listener(repository: Any) -> None:
     repository.add_sub()
     flags = ("--model-control-mode=explicit", OWN_HTTP2)
     with serve(repository.path, *flags, ulimit="-n 80") as server, contextlib.ExitStack() as opened:
@@ -102,9 +105,7 @@ def test_silent_connections_are_closed_for_new_clients_of_any_listener(serve: An
         assert "all but 20 of 80 file descriptors are in use: the longest idle connections are closed" in server.log()
 
 
-def test_a_server_without_free_descriptors_serves_and_accepts_again_later(
-    serve: Any, repository: Any, eventually: Any
-) -> None:
+def test_a_server_without_free_descriptors_serves_and_accepts_again_later(repository: Any) -> None:
     repository.add_sub()
     with contextlib.ExitStack() as opened:
         server = opened.enter_context(serve(repository.path, "--http-max-connections=100000", ulimit="-S -n 128"))
@@ -156,7 +157,7 @@ def answered_after_s(ask: Callable[[], bool]) -> tuple[float, int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("attacked", ["http", "grpc"])
-def test_a_client_keeps_its_rate_beside_many_silent_connections(serve: Any, repository: Any, attacked: str) -> None:
+def test_a_client_keeps_its_rate_beside_many_silent_connections(repository: Any, attacked: str) -> None:
     """Prints the time until new clients are answered, and the percentiles of a client beside the attack."""
     repository.add_sub()
     tensor = {"shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}

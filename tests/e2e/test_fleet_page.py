@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit.models import identity_config
+from tests.kit.server import COMMAND, serve
 from tests.plugins.fleet.page.stand_in_boxes import StandIn, StandIns, followed, mixed_fleet
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 BROKEN = """
 backend: "python"
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [1] }
@@ -81,9 +81,7 @@ def row(name: str) -> str:
     return f"document.querySelector('[data-box=\"{name}\"]')"
 
 
-def test_servers_show_their_releases_and_a_failed_rollout_is_stopped_on_the_page(
-    browser: Any, serve: Any, identity: Callable[..., str], tmp_path: Path
-) -> None:
+def test_servers_show_their_releases_and_a_failed_rollout_is_stopped_on_the_page(browser: Any, tmp_path: Path) -> None:
     pytest.importorskip("tuf")
     models, site = tmp_path / "models", tmp_path / "site"
     (models / "m" / "1").mkdir(parents=True)
@@ -94,7 +92,7 @@ def test_servers_show_their_releases_and_a_failed_rollout_is_stopped_on_the_page
         command = [str(COMMAND), "publish", "models", "site", "--keys=keys"]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
 
-    publish(identity())
+    publish(identity_config())
     root = tmp_path / "site" / "metadata" / "1.root.json"
     flags = (f"--follow={site.as_uri()}", f"--follow-root={root}", "--follow-interval-secs=1", "--box-groups=yard")
     folders = [tmp_path / "first", tmp_path / "second"]
@@ -264,9 +262,7 @@ def test_axe_reports_no_serious_violation_and_the_page_fits(
         assert browser.run("return document.documentElement.scrollWidth") <= width
 
 
-def test_boxes_are_added_to_the_file_while_the_page_runs(
-    browser: Any, tmp_path: Path, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_boxes_are_added_to_the_file_while_the_page_runs(browser: Any, tmp_path: Path) -> None:
     boxes = StandIns([StandIn("box-0"), StandIn("box-1")])
     first, second = (box.url for box in boxes.boxes)
     with page_of([first], tmp_path) as url:

@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 import re
 import socket
-import ssl
 import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
-COMMAND = Path(sys.executable).parent / "edge-server"
+from tests.kit.model_folder import model_folder
+from tests.kit.server import COMMAND, serve
+
 FleetStatus = Callable[..., tuple[int, str]]
 
 
@@ -37,7 +31,7 @@ def fleet_status(run_command: Any) -> FleetStatus:
 
 
 @pytest.fixture(scope="module")
-def addresses(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Three servers: two are equal, the third serves an older version of one model and fails to load another."""
     folder = tmp_path_factory.mktemp("repositories")
     for name, version in (("first", "2"), ("second", "2"), ("third", "1")):
@@ -46,8 +40,7 @@ def addresses(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             'backend: "identity" input { name: "I" data_type: TYPE_FP32 dims: [1] } '
             'output { name: "O" data_type: TYPE_FP32 dims: [1] }'
         )
-    (folder / "third/broken/1").mkdir(parents=True)
-    (folder / "third/broken/1/model.py").write_text("raise RuntimeError('no weights')")
+    model_folder(folder / "third/broken", files={"1/model.py": "raise RuntimeError('no weights')"})
     with serve(folder / "first") as first, serve(folder / "second") as second, serve(folder / "third") as third:
         yield [first.http, second.http, third.http]
 
@@ -79,9 +72,7 @@ def test_differing_servers_and_failed_models_are_reported(addresses: list[str], 
     assert hosts[2]["report"]["models"][0]["name"] == "broken"
 
 
-def test_different_files_under_the_same_version_are_a_difference(
-    serve: Any, tmp_path: Path, fleet_status: FleetStatus
-) -> None:
+def test_different_files_under_the_same_version_are_a_difference(tmp_path: Path, fleet_status: FleetStatus) -> None:
     for name in ("a", "b", "c"):
         write_model(tmp_path / name, DOUBLES if name != "c" else DOUBLES.replace("2 *", "3 *"))
     explicit = ("--model-control-mode=explicit", "--load-model=*")
@@ -110,7 +101,7 @@ def test_different_files_under_the_same_version_are_a_difference(
 
 
 def test_a_new_version_that_failed_everywhere_is_a_failure(
-    serve: Any, tmp_path: Path, fleet_status: FleetStatus, run_command: Any
+    tmp_path: Path, fleet_status: FleetStatus, run_command: Any
 ) -> None:
     for name in ("a", "b"):
         write_model(tmp_path / name, DOUBLES)
@@ -133,9 +124,7 @@ def test_a_new_version_that_failed_everywhere_is_a_failure(
         assert code == 0, text
 
 
-def test_status_of_one_server_has_its_digest_and_waits_for_an_expectation(
-    serve: Any, tmp_path: Path, run_command: Any
-) -> None:
+def test_status_of_one_server_has_its_digest_and_waits_for_an_expectation(tmp_path: Path, run_command: Any) -> None:
     write_model(tmp_path / "models", DOUBLES)
     digest = sha256sum(tmp_path / "models/m")
     with serve(tmp_path / "models") as server:
@@ -190,62 +179,17 @@ def sha256sum(model: Path) -> str:
     return done.stdout.split()[0]
 
 
-def expired_https(folder: Path) -> socket.socket:
-    """Return a listener with a certificate that ended in the year 2000."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(datetime(1999, 1, 1))
-        .not_valid_after(datetime(2000, 1, 1))
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    (folder / "cert.pem").write_bytes(
-        certificate.public_bytes(pem)
-        + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem")
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def answer() -> None:
-        while True:
-            try:
-                peer, _ = listener.accept()
-            except OSError:
-                return
-            try:
-                context.wrap_socket(peer, server_side=True).close()
-            except (ssl.SSLError, OSError):
-                peer.close()
-
-    threading.Thread(target=answer, daemon=True).start()
-    return listener
-
-
 def test_each_unreachable_host_has_its_reason_and_the_others_are_shown(
     addresses: list[str], tmp_path: Path, fleet_status: FleetStatus
 ) -> None:
-    with (
-        socket.socket() as closed,
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        expired_https(tmp_path) as expired,
-    ):
+    with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as silent:
         closed.bind(("127.0.0.1", 0))
         nobody, mute = (f"127.0.0.1:{item.getsockname()[1]}" for item in (closed, silent))
-        old = f"https://127.0.0.1:{expired.getsockname()[1]}"
-        code, text = fleet_status("--timeout=2", addresses[0], nobody, mute, old, "no-such-host.invalid")
-        expired.shutdown(socket.SHUT_RDWR)
+        code, text = fleet_status("--timeout=2", addresses[0], nobody, mute, "no-such-host.invalid")
     assert code == 1
     lines = {line.split(": ")[0]: line for line in text.splitlines() if ": " in line}
     assert "nothing listens there" in lines[nobody]
     assert "within 2 s" in lines[mute] or "timed out" in lines[mute]
-    assert "certificate" in lines[old]
     assert "no-such-host.invalid:8000" in lines
     assert addresses[0] not in lines
-    assert text.count("NO ANSWER") == 4
+    assert text.count("NO ANSWER") == 3

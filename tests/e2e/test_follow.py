@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.kit.eventually import eventually
+from tests.kit.server import COMMAND, serve
+
 pytest.importorskip("tuf")
 pytestmark = pytest.mark.full
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 PATIENCE_S = 60.0
 """For several processes of a busy machine."""
 BODY = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1.0]}]}
@@ -86,9 +87,7 @@ def follow_report(server: Any) -> Any:
     return next(plugin["reports"]["follow"] for plugin in plugins if "follow" in plugin.get("reports", {}))
 
 
-def test_a_release_is_exchanged_under_load_without_a_failed_request(
-    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_release_is_exchanged_under_load_without_a_failed_request(publication: Publication) -> None:
     publication.publish(1.0)
     with serve(publication.box, *publication.flags) as server:
         assert eventually(lambda: value(server) == 1.0)
@@ -113,9 +112,7 @@ def test_a_release_is_exchanged_under_load_without_a_failed_request(
         assert 'edge_follow_releases{state="installed"} 1' in server.read_metrics()
 
 
-def test_a_release_that_the_server_refuses_is_taken_back_and_named(
-    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_release_that_the_server_refuses_is_taken_back_and_named(publication: Publication) -> None:
     publication.publish(1.0)
     model = publication.folder / "models" / "m"
     assert publication.edge("sign", str(model)).returncode == 0
@@ -136,9 +133,7 @@ def test_a_release_that_the_server_refuses_is_taken_back_and_named(
         assert status.returncode == 1
 
 
-def test_a_release_for_which_the_server_lacks_memory_is_put_back_until_there_is_some(
-    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_release_for_which_the_server_lacks_memory_is_put_back_until_there_is_some(publication: Publication) -> None:
     publication.publish(1.0)
     with serve(publication.box, *publication.flags) as server:
         assert eventually(lambda: value(server) == 1.0)
@@ -153,9 +148,7 @@ def test_a_release_for_which_the_server_lacks_memory_is_put_back_until_there_is_
         assert eventually(lambda: follow_report(server)["models"].get("m", {}).get("state") == "installed")
 
 
-def test_a_release_with_which_the_server_ends_is_taken_back_at_the_second_start(
-    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_release_with_which_the_server_ends_is_taken_back_at_the_second_start(publication: Publication) -> None:
     publication.publish(1.0)
     with serve(publication.box, *publication.flags) as server:
         assert eventually(lambda: value(server) == 1.0)
@@ -169,9 +162,7 @@ def test_a_release_with_which_the_server_ends_is_taken_back_at_the_second_start(
         assert "the server ended each time" in follow_report(server)["models"]["m"]["reason"]
 
 
-def test_a_rollout_goes_through_its_waves_and_stops_at_a_failure(
-    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_rollout_goes_through_its_waves_and_stops_at_a_failure(publication: Publication) -> None:
     other = publication.folder / "other"
     other.mkdir()
     rollout = publication.folder / "models" / "rollout.toml"
@@ -216,7 +207,7 @@ def test_a_rollout_goes_through_its_waves_and_stops_at_a_failure(
         assert "wave 2" not in lead("continue").stdout
 
 
-def test_a_server_that_does_not_follow_is_named(publication: Publication, serve: Any) -> None:
+def test_a_server_that_does_not_follow_is_named(publication: Publication) -> None:
     publication.publish(1.0)
     with serve(publication.box) as server:
         found = publication.edge("fleet", "rollout", "status", "site", server.http)
@@ -224,9 +215,7 @@ def test_a_server_that_does_not_follow_is_named(publication: Publication, serve:
     assert found.returncode == 1
 
 
-def test_a_release_of_an_idle_model_is_kept(
-    publication: Publication, serve: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_release_of_an_idle_model_is_kept(publication: Publication) -> None:
     publication.publish(1.0)
     with serve(publication.box, *publication.flags, "--idle-unload-secs=0.3") as server:
         assert eventually(lambda: follow_report(server)["models"].get("m", {}).get("state") == "installed")
@@ -257,9 +246,7 @@ def test_wrong_settings_end_the_start_with_the_reason(
     assert "secret" not in found.stderr
 
 
-def test_a_box_whose_server_is_another_process_reports_what_it_installed(
-    publication: Publication, broker: Any, eventually: Callable[..., bool]
-) -> None:
+def test_a_box_whose_server_is_another_process_reports_what_it_installed(publication: Publication, broker: Any) -> None:
     publication.publish(1.0)
     address = f"--mqtt=mqtt://127.0.0.1:{broker.port}"
     follow = [
@@ -282,9 +269,7 @@ def test_a_box_whose_server_is_another_process_reports_what_it_installed(
     assert "expected without --once" in once.stderr
 
 
-def test_a_rollout_is_led_by_the_reports_in_a_broker(
-    publication: Publication, serve: Any, broker: Any, eventually: Callable[..., bool]
-) -> None:
+def test_a_rollout_is_led_by_the_reports_in_a_broker(publication: Publication, broker: Any) -> None:
     other = publication.folder / "other"
     other.mkdir()
     rollout = publication.folder / "models" / "rollout.toml"

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
+from tests.kit.server import serve
+
 CONFIG = """
 backend: "python"
 input { name: "SECONDS" data_type: TYPE_FP32 dims: [1] }
 output { name: "NUMBER" data_type: TYPE_INT64 dims: [1] }
 """
-IN_PROCESS = 'parameters { key: "isolation" value { string_value: "process" } }'
+IN_PROCESS = parameters(isolation="process")
 MODEL = """
 import multiprocessing, time
 import numpy as np
@@ -55,7 +59,7 @@ def models(request: pytest.FixtureRequest, repository: Any) -> Any:
     return repository.path
 
 
-def test_a_model_ends_its_child_and_the_server_serves_on(serve: Any, models: Any) -> None:
+def test_a_model_ends_its_child_and_the_server_serves_on(models: Any) -> None:
     with serve(models) as server:
         assert ask(server, -1.0) == -signal.SIGTERM
         assert ask(server, 0.0) > 0
@@ -63,7 +67,7 @@ def test_a_model_ends_its_child_and_the_server_serves_on(serve: Any, models: Any
         assert server.log().count("stopping") == 1
 
 
-def test_a_signal_to_the_child_ends_the_child_alone_and_running_requests_are_answered(serve: Any, models: Any) -> None:
+def test_a_signal_to_the_child_ends_the_child_alone_and_running_requests_are_answered(models: Any) -> None:
     with serve(models) as server, ThreadPoolExecutor() as pool:
         child = ask(server, 0.0)
         answer = pool.submit(ask, server, 1.0)
@@ -74,9 +78,7 @@ def test_a_signal_to_the_child_ends_the_child_alone_and_running_requests_are_ans
         assert answer.result() == child
 
 
-def test_a_model_in_a_process_and_its_child_end_with_a_server_that_is_killed(
-    serve: Any, repository: Any, eventually: Any
-) -> None:
+def test_a_model_in_a_process_and_its_child_end_with_a_server_that_is_killed(repository: Any) -> None:
     (repository.add("m", CONFIG + IN_PROCESS) / "1/model.py").write_text(MODEL)
     with serve(repository.path) as server:
         child = Path(f"/proc/{ask(server, 0.0)}/cmdline")

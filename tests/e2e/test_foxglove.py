@@ -9,7 +9,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,23 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.kit.model_folder import parameters
+from tests.kit.models import BUNDLED
+from tests.kit.server import COMMAND, serve
+
 pytestmark = pytest.mark.full
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 DETECTOR = "face_detection_yunet"
 LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     """A server whose detector also tracks."""
     folder = module_repository.path / DETECTOR
-    shutil.copytree(bundled_repository / DETECTOR, folder)
+    shutil.copytree(BUNDLED / DETECTOR, folder)
     with (folder / "config.pbtxt").open("a") as config:
-        config.write('parameters { key: "track" value { string_value: "bytetrack" } }\n')
+        config.write(parameters(track="bytetrack"))
     with serve(module_repository.path) as server:
         yield server
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_server.client import Delivery, FrameResult, FrameStream, Returns
+from tests.kit.models import BUNDLED
+from tests.kit.together import together
 
 pytestmark = pytest.mark.full
 
 pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
 CLASSIFIER = "efficientnet_lite0"
-PATIENCE_S = 60.0
 COUNT = 40
 SHOWN = {"coffee": "rgb8", "chelsea": "rgb8", "rocket": "rgb8", "camera": "mono8"}
 """The image of each camera, and its encoding."""
@@ -31,20 +30,13 @@ def ask(address: str, name: str, count: int) -> list[FrameResult]:
 
 
 def test_frames_of_several_cameras_run_as_one_batch_and_each_gets_its_own_result(
-    shared_server: Any, repository: Any, bundled_repository: Path
+    shared_server: Any, repository: Any
 ) -> None:
-    shutil.copytree(bundled_repository / CLASSIFIER, repository.path / CLASSIFIER)
+    shutil.copytree(BUNDLED / CLASSIFIER, repository.path / CLASSIFIER)
     answers: dict[str, list[FrameResult]] = {}
     with shared_server(repository.path) as server:
         alone = {name: ask(server.grpc, name, 1)[0] for name in SHOWN}
-        threads = [
-            threading.Thread(target=lambda name=name: answers.update({name: ask(server.grpc, name, COUNT)}))
-            for name in SHOWN
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
+        together(lambda name: answers.update({name: ask(server.grpc, name, COUNT)}), SHOWN)
     assert len({result.classes[0].index for result in alone.values()}) == len(SHOWN)
     for name, expected in alone.items():
         assert expected.batch_size == 1

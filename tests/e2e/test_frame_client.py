@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_server.client import AioFrameStream, BackOff, Delivery, FrameResult, FrameStream, Returns, StreamError
+from tests.kit.models import BUNDLED, COFFEE, picture_sum_config
+from tests.kit.server import serve
 
 MODEL = "efficientnet_lite0"
 QUICK = BackOff(first_s=0.05, most_s=0.5)
@@ -20,33 +21,22 @@ def is_espresso(result: FrameResult) -> bool:
     return not result.error and result.classes[0].label == "espresso" and result.classes[0].score > 0.5
 
 
-SUM = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "image_color" value { string_value: "rgb" } }
-parameters { key: "image_scale" value { string_value: "1" } }
-"""
-"""A model that sums the values of a picture."""
+SUM = picture_sum_config()
 
 
 def is_sum(result: FrameResult) -> bool:
     return not result.error and float(result.tensors[0].array.reshape(-1)[0]) > 0
 
 
-def test_images_of_coffee_are_classified_as_espresso(
-    shared_server: Serve, bundled_repository: Path, coffee: Path
-) -> None:
-    with shared_server(bundled_repository) as server:
+def test_images_of_coffee_are_classified_as_espresso(shared_server: Serve) -> None:
+    with shared_server(BUNDLED) as server:
         options: dict[str, Any] = {"returns": Returns(top_k=3), "keeps_all": True}
         with FrameStream(server.grpc, MODEL, **options) as stream:
-            results = list(stream.results([coffee.read_bytes()] * 10))
+            results = list(stream.results([COFFEE.read_bytes()] * 10))
         assert [result.header.seq for result in results] == list(range(1, 11))
         assert all(is_espresso(result) and len(result.classes) == 3 for result in results)
         assert stream.counters().answered == results[-1].counts.answered == 10
-        assert asyncio.run(aio_results(server.grpc, coffee.read_bytes(), options)) == list(range(1, 11))
+        assert asyncio.run(aio_results(server.grpc, COFFEE.read_bytes(), options)) == list(range(1, 11))
 
 
 async def aio_results(address: str, jpeg: bytes, options: dict[str, Any]) -> list[int]:
@@ -59,10 +49,10 @@ async def aio_results(address: str, jpeg: bytes, options: dict[str, Any]) -> lis
 
 
 def test_a_stream_continues_after_a_restart_of_the_server(
-    serve: Serve, repository: Any, coffee: Path, free_ports: Callable[[int], list[int]]
+    repository: Any, free_ports: Callable[[int], list[int]]
 ) -> None:
     repository.add("sum", SUM)
-    jpeg, (port,) = coffee.read_bytes(), free_ports(1)
+    jpeg, (port,) = COFFEE.read_bytes(), free_ports(1)
     broken: list[StreamError] = []
     options: dict[str, Any] = {
         "delivery": Delivery(depth=1), "stream_id": "front", "back_off": QUICK,
@@ -85,7 +75,7 @@ def test_a_stream_continues_after_a_restart_of_the_server(
 
 
 def test_the_asyncio_stream_continues_after_a_restart_of_the_server(
-    serve: Serve, repository: Any, coffee: Path, free_ports: Callable[[int], list[int]]
+    repository: Any, free_ports: Callable[[int], list[int]]
 ) -> None:
     repository.add("sum", SUM)
 
@@ -96,7 +86,7 @@ def test_the_asyncio_stream_continues_after_a_restart_of_the_server(
                 server = serve(repository.path, f"--grpc-port={port}")
                 await asyncio.to_thread(server.__enter__)
                 try:
-                    stream.send(coffee.read_bytes(), frame_id=f"server {number}")
+                    stream.send(COFFEE.read_bytes(), frame_id=f"server {number}")
                     result = await anext(results)
                 finally:
                     await asyncio.to_thread(server.__exit__, None, None, None)
@@ -107,9 +97,9 @@ def test_the_asyncio_stream_continues_after_a_restart_of_the_server(
     assert asyncio.run(go(*free_ports(1))) == 2
 
 
-def test_an_unknown_model_is_reported(zoo: Any, coffee: Path) -> None:
+def test_an_unknown_model_is_reported(zoo: Any) -> None:
     with FrameStream(zoo.grpc, "nope") as stream:
-        stream.send(coffee.read_bytes())
+        stream.send(COFFEE.read_bytes())
         with pytest.raises(StreamError, match="nope") as told:
             next(stream.results())
     assert (told.value.status, told.value.heals) == ("NOT_FOUND", False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from multiprocessing.shared_memory import SharedMemory
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -16,6 +15,8 @@ import numpy as np
 import pytest
 
 from edge_server.client import Detection, Frame, FrameHeader, FrameStream, RegionSlice
+from tests.kit.models import BUNDLED
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -96,11 +97,10 @@ WAYS: dict[str, tuple[Callable[[np.ndarray], Frame], float]] = {
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, bundled_repository: Path) -> Iterator[Any]:
-    with serve(bundled_repository, "--allow-client-shm=true") as running:
+def server() -> Iterator[Any]:
+    with serve(BUNDLED, "--allow-client-shm=true") as running:
         yield running
-        assert running.stop() == 0
-        assert "Traceback" not in running.log(), running.log()
+        running.stop_cleanly()
 
 
 def faces(server: Any, *frames: Frame) -> list[Detection]:

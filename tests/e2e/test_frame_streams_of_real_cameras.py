@@ -35,6 +35,11 @@ from edge_server.client import (
     Returns,
     StreamError,
 )
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.models import BUNDLED
+from tests.kit.server import serve
 
 pytestmark = [pytest.mark.soak, pytest.mark.serial]
 
@@ -75,15 +80,14 @@ def add(repository: Any, bundled: Path, model: str, name: str, more: str = "") -
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iterator[Any]:
-    one_thread = 'parameters { key: "INFERENCE_NUM_THREADS" value { string_value: "1" } }'
-    add(module_repository, bundled_repository, DETECTOR, "detector", 'backend: "openvino"' + one_thread)
-    add(module_repository, bundled_repository, CLASSIFIER, "classifier")
+def server(module_repository: Any) -> Iterator[Any]:
+    one_thread = parameters(INFERENCE_NUM_THREADS="1")
+    add(module_repository, BUNDLED, DETECTOR, "detector", 'backend: "openvino"' + one_thread)
+    add(module_repository, BUNDLED, CLASSIFIER, "classifier")
     module_repository.add("limited", LIMITED)
     with serve(module_repository.path) as running:
         yield running
-        assert running.stop() == 0
-        assert "Traceback" not in running.log(), running.log()
+        running.stop_cleanly()
 
 
 @dataclass
@@ -335,9 +339,7 @@ def send_garbage(address: str) -> None:
                 pass  # the server hung up first, as it should
 
 
-def test_dead_stalled_slow_and_invalid_clients_do_not_disturb_others(
-    server: Any, film: list[Picture], eventually: Any
-) -> None:
+def test_dead_stalled_slow_and_invalid_clients_do_not_disturb_others(server: Any, film: list[Picture]) -> None:
     victims = {name: other_client(server.grpc, name) for name in ("killed", "stalled")}
     slow = SlowReader(server.grpc, film)
     try:
@@ -375,10 +377,8 @@ def test_dead_stalled_slow_and_invalid_clients_do_not_disturb_others(
 # -- reloaded, and beside Triton's own stream
 
 
-def test_a_reload_loses_no_frame_of_a_file(
-    serve: Any, repository: Any, bundled_repository: Path, film: list[Picture], eventually: Any
-) -> None:
-    add(repository, bundled_repository, DETECTOR, "detector")
+def test_a_reload_loses_no_frame_of_a_file(repository: Any, film: list[Picture]) -> None:
+    add(repository, BUNDLED, DETECTOR, "detector")
     count, sent = 300, threading.Semaphore(20)
     results: list[FrameResult] = []
 
@@ -428,9 +428,7 @@ def test_tritons_stream_keeps_its_semantics_under_load_by_a_camera(server: Any, 
     with triton.InferenceServerClient(server.grpc) as client:
 
         def tensor(number: int) -> Any:
-            given = triton.InferInput("input", [1, 3, 224, 224], "FP32")
-            given.set_data_from_numpy(rows[number : number + 1])
-            return given
+            return infer_input(triton, "input", rows[number : number + 1])
 
         client.start_stream(hear)
         for number in range(len(rows)):

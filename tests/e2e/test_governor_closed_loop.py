@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from edge_server.client import DropReason
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.soak
 
@@ -185,14 +186,13 @@ class Resources:
         flags = (f"--sysfs-root={root}", *self.heated_server.FLAGS, *more)
         with self.serve(self.models, *flags, environment=environment) as server:
             outcome = work(server, sensed)
-            assert server.stop() == 0
-            assert "Traceback" not in server.log(), server.log()
+            server.stop_cleanly()
             return outcome
 
 
 @pytest.fixture(scope="module")
 def resources(
-    heated_server: Any, serve: Any, models: Path, boards: Any, fake_nvml: Any, tmp_path_factory: Any
+    heated_server: Any, models: Path, boards: Any, fake_nvml: Any, tmp_path_factory: Any
 ) -> Iterator[Resources]:
     with contextlib.ExitStack() as cleanup:
         yield Resources(heated_server, serve, models, tmp_path_factory.mktemp("boxes"), boards, fake_nvml, cleanup)

@@ -19,18 +19,13 @@ import yaml
 from tritonclient import grpc as triton_grpc
 
 from edge_server.client import Delivery, DropReason, Frame, FrameHeader, FrameResult, FrameStream
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
+from tests.kit.models import identity_config, picture_sum_config
+from tests.kit.server import serve
 
-SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "20" } }'
-EYES = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "stub_delay_ms" value { string_value: "30" } }
-parameters { key: "image_color" value { string_value: "rgb" } }
-parameters { key: "image_scale" value { string_value: "1" } }
-"""
+SLOW = parameters(execute_delay_ms="20")
+EYES = picture_sum_config(stub_delay_ms=30)
 
 MONITORING = Path(__file__).parents[2] / "fleet" / "monitoring"
 
@@ -81,11 +76,9 @@ class MachineServer:
 
 
 @pytest.fixture
-def start(
-    serve: Any, repository: Any, identity: Callable[..., str], make_board: Any, eventually: Any
-) -> Iterator[Callable[..., MachineServer]]:
+def start(repository: Any, make_board: Any) -> Iterator[Callable[..., MachineServer]]:
     """Starts a server with one slow model on a board."""
-    repository.add("slow", identity("FP32", "4", more=SLOW))
+    repository.add("slow", identity_config("FP32", "4", more=SLOW))
     opened = []
 
     def begin(name: str = "orin_nano_jp6", *flags: str) -> MachineServer:
@@ -101,13 +94,11 @@ def start(
 
 @pytest.fixture(scope="module")
 def start_shared(
-    serve: Any, boards: Any, module_repository: Any, identity: Callable[..., str], eventually: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., MachineServer]]:  # fmt: skip
+    boards: Any, module_repository: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., MachineServer]]:
     """As `start`, for boxes that several tests use: those leave the temperature as they find it."""
-    module_repository.add("slow", identity("FP32", "4", more=SLOW))
-    talker = module_repository.add("talker", 'backend: "scripted_llm"')
-    (talker / "1/script.json").write_text(json.dumps({"answers": {}}))
+    module_repository.add("slow", identity_config("FP32", "4", more=SLOW))
+    module_repository.add("talker", 'backend: "scripted_llm"', files={"1/script.json": json.dumps({"answers": {}})})
     module_repository.add("eyes", EYES)
     with contextlib.ExitStack() as stack:
 
@@ -136,7 +127,7 @@ def hot_machine(start_shared: Callable[..., MachineServer]) -> MachineServer:
 
 @pytest.fixture(scope="module")
 def limited_machine(start_shared: Callable[..., MachineServer]) -> MachineServer:
-    return start_shared("--allow-gpu-metrics=false", "--temperature-limit=60")
+    return start_shared("--allow-gpu-metrics=false", "--temperature-limit=60", "--power-budget-watts=12")
 
 
 def status_of(server: Any, run_command: Callable[..., subprocess.CompletedProcess[str]]) -> str:
@@ -229,24 +220,6 @@ def test_grpc_refuses_with_resource_exhausted_and_the_state_in_a_trailer(hot_mac
     channel.close()
 
 
-@pytest.mark.full
-def test_a_lost_sensor_is_reported_within_five_seconds_and_found_again(cool_machine: MachineServer) -> None:
-    path = f"{cool_machine.board.zone('tj-thermal')}/temp"
-    cool_machine.board.remove(path)
-    # The bound is the promise.
-    lost = cool_machine.until(lambda report: "sensor_lost" in report["causes"], 5.0)
-    assert lost["sensors_lost"] == ["zone tj"]
-    assert lost["state"] != "NORMAL"
-    assert cool_machine.until(lambda report: report["share"] == 0.5)["limited_by"] == "sensor_lost"
-    assert [event["sensor"] for event in cool_machine.events("governor.sensor_lost")] == ["zone tj"]
-    assert cool_machine.metrics()['edge_throttle_state{cause="sensor_lost"}'] == 1
-    assert "SENSOR LOST" in cool_machine.server.log()
-    cool_machine.board.restore(path)
-    cool_machine.until(lambda report: not report["sensors_lost"])
-    assert [event["sensor"] for event in cool_machine.events("governor.sensor_back")] == ["zone tj"]
-    cool_machine.until(lambda report: report["share"] == 1.0, 40.0)
-
-
 def test_a_machine_that_loses_all_sensors_continues_to_serve(start: Callable[..., MachineServer]) -> None:
     machine = start()
     machine.until(lambda report: report["temperature_c"] is not None)
@@ -299,41 +272,25 @@ def test_tritons_gpu_metrics_exist_on_a_jetson(cool_machine: MachineServer) -> N
     assert metrics[f"nv_gpu_power_limit{label}"] == 25.0
 
 
-def test_gpu_metrics_can_be_switched_off(limited_machine: MachineServer) -> None:
+def test_limits_are_those_of_the_flags_and_gpu_metrics_can_be_switched_off(limited_machine: MachineServer) -> None:
     names = limited_machine.server.read_metrics()
     assert "nv_gpu" not in names
     assert "edge_temperature_celsius" in names
-
-
-@pytest.mark.full
-def test_a_power_budget_is_respected(start: Callable[..., MachineServer]) -> None:
-    machine = start("orin_nano_jp6", "--power-budget-watts=12")
-    machine.board.set_rail("VDD_IN", 16.0)
-    report = machine.until(lambda report: report["share"] < 0.9)
-    assert report["limited_by"] == "power_budget"
-    assert "the power budget of 12.0 W is used up" in report["detail"]
-    assert machine.metrics()["edge_power_budget_watts"] == 12.0
-
-
-def test_a_temperature_limit_is_respected(limited_machine: MachineServer) -> None:
-    limited_machine.board.set_temperature("tj-thermal", 63.0)
-    assert limited_machine.until(lambda report: report["share"] < 0.9)["set_point_c"] == 60.0
-
-
-def test_a_load_waits_while_the_machine_is_hot(
-    hot_machine: MachineServer, module_repository: Any, identity: Callable[..., str]
-) -> None:
-    module_repository.add("late", identity("FP32", "4"))
-    assert hot_machine.server.ask("/v2/repository/models/late/load", {})[0] == 200
-    assert "is loaded although the box is HOT" in hot_machine.server.log()
+    assert limited_machine.metrics()["edge_power_budget_watts"] == 12
+    limited_machine.board.set_rail("VDD_IN", 16.0)
+    assert limited_machine.until(lambda report: report["share"] < 0.9)["limited_by"] == "power_budget"
+    assert limited_machine.report()["set_point_c"] == 60.0
 
 
 def test_a_critical_machine_finishes_text_streams_but_starts_none_and_loads_no_model(
-    start: Callable[..., MachineServer], repository: Any, identity: Callable[..., str]
+    start: Callable[..., MachineServer], repository: Any
 ) -> None:
     text = "word " * 12
-    folder = repository.add("talker", 'backend: "scripted_llm"')
-    (folder / "1/script.json").write_text(json.dumps({"answers": {"talk": text}, "step_s": 0.01}))
+    repository.add(
+        "talker",
+        'backend: "scripted_llm"',
+        files={"1/script.json": json.dumps({"answers": {"talk": text}, "step_s": 0.01})},
+    )
     machine = start("orin_nano_jp6", "--model-control-mode=explicit", "--load-model=*")
     chat = {"model": "talker", "messages": [{"role": "user", "content": "talk"}]}
     machine.until(lambda report: report["power_w"] is not None)
@@ -363,19 +320,17 @@ def test_a_critical_machine_finishes_text_streams_but_starts_none_and_loads_no_m
     assert lines[-2:] == ["data: [DONE]", ""]
     deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-2]]
     assert "".join(delta.get("content", "") for delta in deltas) == text
-    repository.add("later", identity("FP32", "4"))
+    repository.add("later", identity_config("FP32", "4"))
     status, answer = machine.server.ask("/v2/repository/models/later/load", {})
     assert status == 400
     assert "the box is CRITICAL" in answer["error"]
 
 
-def test_the_server_stops_while_a_load_waits_for_cooling(
-    start: Callable[..., MachineServer], repository: Any, identity: Callable[..., str]
-) -> None:
+def test_the_server_stops_while_a_load_waits_for_cooling(start: Callable[..., MachineServer], repository: Any) -> None:
     machine = start("orin_nano_jp6", "--repository-poll-secs=1")
     machine.board.set_temperature("tj-thermal", 98.5)
     machine.until(lambda report: report["state"] == "HOT")
-    repository.add("late", identity("FP32", "4"))
+    repository.add("late", identity_config("FP32", "4"))
     assert machine.eventually(lambda: "waits for the box to cool" in machine.server.log())
     assert machine.server.stop(timeout_s=15) == 0
 

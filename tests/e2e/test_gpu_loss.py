@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -124,7 +127,7 @@ def devices(server: Any) -> dict[str, str]:
 
 
 def test_after_a_gpu_loss_kind_gpu_fails_and_a_model_without_kind_uses_the_cpu(
-    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
+    repository: Any, machine: GpuMachine
 ) -> None:
     repository.add("any", CONFIG)
     repository.add("gpu_only", CONFIG + "instance_group { kind: KIND_GPU }")
@@ -152,9 +155,7 @@ def test_after_a_gpu_loss_kind_gpu_fails_and_a_model_without_kind_uses_the_cpu(
         assert server.stop() == 0
 
 
-def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(
-    serve: Any, repository: Any, machine: GpuMachine
-) -> None:
+def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(repository: Any, machine: GpuMachine) -> None:
     repository.add("gpu_only", CONFIG + "instance_group { kind: KIND_GPU }")
     flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
     with serve(repository.path, *flags, environment=machine.environment) as server:
@@ -165,9 +166,7 @@ def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(
         assert "GPU_LOST" in server.log()
 
 
-def test_the_process_continues_if_all_models_moved_to_another_device(
-    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
-) -> None:
+def test_the_process_continues_if_all_models_moved_to_another_device(repository: Any, machine: GpuMachine) -> None:
     repository.add("any", CONFIG)
     flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
     with serve(repository.path, *flags, environment=machine.environment) as server:
@@ -179,29 +178,12 @@ def test_the_process_continues_if_all_models_moved_to_another_device(
         assert server.stop() == 0
 
 
-def test_above_the_gpu_memory_limit_nothing_is_loaded_onto_the_gpu(
-    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
-) -> None:
-    machine.cuda.tell(used=900 << 20, total=1000 << 20)
-    repository.add("any", CONFIG)
-    repository.add("host", CONFIG + "instance_group { kind: KIND_CPU }")
-    flags = ("--model-load-gpu-limit=0:0.8", "--governor=false")
-    with serve(repository.path, *flags, environment=machine.environment) as server:
-        # A load that has failed for want of memory is tried again.
-        assert eventually(lambda: states(server) == {"any": "UNAVAILABLE", "host": "READY"})
-        (reason,) = [item["reason"] for item in server.ask("/v2/repository/index", {})[1] if item["name"] == "any"]
-        assert "memory limit set for GPU 0 has exceeded, model loading is rejected. 90% of its memory is used" in reason
-        machine.cuda.tell(used=100 << 20, total=1000 << 20)
-        assert eventually(lambda: states(server)["any"] == "READY"), "the load is tried again"
-        assert server.stop() == 0
-
-
 def test_a_language_model_with_layers_on_a_gpu_is_counted_by_the_limit_of_its_memory(
-    serve: Any, repository: Any, machine: GpuMachine, eventually: Callable[..., bool]
+    repository: Any, machine: GpuMachine
 ) -> None:
     pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
     machine.cuda.tell(used=900 << 20, total=1000 << 20)
-    layers = 'parameters { key: "gpu_layers" value { string_value: "1" } }'
+    layers = parameters(gpu_layers="1")
     for name, line in (("on_gpu", layers), ("on_cpu", "")):
         repository.add(name, f'backend: "llama_cpp"\n{line}')
         (Path(repository.path) / name / "1/model.gguf").write_bytes((TESTS / "data/tiny_llm/tiny.gguf").read_bytes())

@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.kit.server import serve
 
 _TOKENS = 16
 _THREADS = "1"
@@ -63,9 +64,7 @@ for text in json.load(sys.stdin):
     ("backend", "library", "program"),
     [("llama_cpp", "xllamacpp", _LLAMA_CPP), ("openvino_genai", "openvino_genai", _OPENVINO)],
 )
-def test_greedy_answers_are_those_of_the_engine_alone(
-    serve: Any, tmp_path: Path, backend: str, library: str, program: str
-) -> None:
+def test_greedy_answers_are_those_of_the_engine_alone(tmp_path: Path, backend: str, library: str, program: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"needs {library}, of the extra test-all")
     model = os.environ["EDGE_TEST_LANGUAGE_MODEL"]

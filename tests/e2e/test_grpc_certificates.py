@@ -16,6 +16,10 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.client import FrameStream, Tls
 from tests.kit.certificates import self_signed
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 NAMES = "grpc.server_cert, grpc.server_key, grpc.root_cert"
 
@@ -65,16 +69,15 @@ def connect(server: Any, trusted: Path, own: tuple[Path, Path] | None = None) ->
 
 def echoes(client: triton.InferenceServerClient) -> bool:
     values = np.arange(4, dtype=np.int32).reshape(1, 4)
-    given = triton.InferInput("INPUT0", [1, 4], "INT32")
-    given.set_data_from_numpy(values)
+    given = infer_input(triton, "INPUT0", values)
     return bool((client.infer("same", [given]).as_numpy("OUTPUT0") == values).all())
 
 
 @pytest.mark.parametrize("transport", ["http2", pytest.param("grpcio", marks=pytest.mark.full)])
 def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
-    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path, transport: str
+    repository: Any, tmp_path: Path, transport: str
 ) -> None:
-    repository.add("same", identity())
+    repository.add("same", identity_config())
     first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second", 40_000)
     files = Files(tmp_path)
     files.hold(first)
@@ -111,10 +114,8 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
             assert echoes(old)
 
 
-def test_turning_tls_on_needs_a_restart_and_is_reported(
-    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
-) -> None:
-    repository.add("same", identity())
+def test_turning_tls_on_needs_a_restart_and_is_reported(repository: Any, tmp_path: Path) -> None:
+    repository.add("same", identity_config())
     config = tmp_path / "config.toml"
     config.write_text("")
     with serve(repository.path, f"--config={config}") as server:
@@ -128,32 +129,6 @@ def test_turning_tls_on_needs_a_restart_and_is_reported(
         assert server.get("/v2/health/ready")[0] == 200
 
 
-def test_sighup_renews_the_accepted_client_certificates(
-    serve: Any, repository: Any, identity: Any, eventually: Any, tmp_path: Path
-) -> None:
-    repository.add("same", identity())
-    pair, old, new = (make_certificate(tmp_path, name) for name in ("first", "old", "new"))
-    files = Files(tmp_path)
-    files.hold(pair)
-    files.root.write_bytes(old[1].read_bytes())
-    with serve(repository.path, *files.flags("-mutual=true")) as server:
-
-        def is_accepted(own: tuple[Path, Path] | None) -> bool:
-            with connect(server, pair[1], own) as client:
-                try:
-                    return echoes(client)
-                except InferenceServerException as error:
-                    if "UNAVAILABLE" not in str(error):
-                        raise
-                    return False
-
-        assert [is_accepted(old), is_accepted(new), is_accepted(None)] == [True, False, False]
-        files.root.write_bytes(new[1].read_bytes())
-        server.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: is_accepted(new))
-        assert [is_accepted(old), is_accepted(new), is_accepted(None)] == [False, True, False]
-
-
 PICTURES = """
 backend: "identity"
 max_batch_size: 0
@@ -163,9 +138,7 @@ parameters { key: "image_color" value { string_value: "bgr" } }
 """
 
 
-def test_a_frame_stream_shows_its_client_certificate(
-    serve: Any, repository: Any, tmp_path: Path, run_command: Any
-) -> None:
+def test_a_frame_stream_shows_its_client_certificate(repository: Any, tmp_path: Path, run_command: Any) -> None:
     repository.add("pictures", PICTURES)
     files, camera = Files(tmp_path), make_certificate(tmp_path, "camera")
     files.hold(make_certificate(tmp_path, "served"))

@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import tritonclient.http
 
+from tests.kit.infer_input import infer_input
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 MIB = 1 << 20
 
 
@@ -25,11 +29,10 @@ def half_sent(server: Any, size: int) -> socket.socket:
     return client
 
 
-def test_memory_stays_bounded_and_complete_requests_are_served(serve: Any, repository: Any, identity: Any) -> None:
-    repository.add("same", identity("FP32"))
+def test_memory_stays_bounded_and_complete_requests_are_served(repository: Any) -> None:
+    repository.add("same", identity_config("FP32"))
     values = np.arange(250_000, dtype=np.float32).reshape(1, -1)
-    given = tritonclient.http.InferInput("INPUT0", list(values.shape), "FP32")
-    given.set_data_from_numpy(values)
+    given = infer_input(tritonclient.http, "INPUT0", values)
     small = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [7]}]}
     with (
         serve(repository.path, f"--http-max-body-bytes-in-flight={64 * MIB}") as server,

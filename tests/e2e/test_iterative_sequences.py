@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-import queue
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.server import serve
+from tests.kit.together import together
+from tests.kit.triton_stream import TritonStream, is_final
 
 CONFIG = """
 backend: "python"
@@ -49,11 +54,11 @@ class TritonPythonModel:
             else:
                 sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-APART = 'parameters { key: "isolation" value { string_value: "process" } }\n'
+APART = parameters(isolation="process")
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Any) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     for name, more in (("countdown", ""), ("countdown_apart", APART), ("busy", "")):
         module_repository.add(name, CONFIG + more)
         (module_repository.path / name / "1" / "model.py").write_text(MODEL)
@@ -61,33 +66,23 @@ def server(module_repository: Any, serve: Any) -> Iterator[Any]:
         yield process
 
 
-class Client:
-    """One gRPC stream of tritonclient."""
-
-    def __init__(self, server: Any) -> None:
-        self._client = grpcclient.InferenceServerClient(server.grpc)
-        self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        self._client.start_stream(lambda result, error: self._answers.put((result, error)))
+class Client(TritonStream):
+    """A stream of counts."""
 
     def ask(self, model: str, value: int) -> None:
-        given = grpcclient.InferInput("IN", (1, 1), "INT32")
-        given.set_data_from_numpy(np.array([[value]], np.int32))
-        self._client.async_stream_infer(model, [given], enable_empty_final_response=True)
+        given = infer_input(grpcclient, "IN", np.array([[value]], np.int32))
+        self.send(model, [given], enable_empty_final_response=True)
 
     def read(self) -> int | None:
         """Return the next count; None once the stream of responses is closed."""
-        result, error = self._answers.get(timeout=30)
-        assert error is None, error
-        if result.get_response().parameters["triton_final_response"].bool_param:
-            return None
-        return int(result.as_numpy("OUT")[0, 0])
+        result = self.result()
+        return None if is_final(result) else int(result.as_numpy("OUT")[0, 0])
 
     def read_all(self) -> list[int]:
         return list(iter(self.read, None))
 
     def leave(self) -> None:
-        self._client.stop_stream(cancel_requests=True)
-        self._client.close()
+        self.close(cancels=True)
 
 
 @pytest.mark.parametrize("model", ["countdown", "countdown_apart"])
@@ -95,17 +90,13 @@ def test_clients_that_join_at_any_time_share_batches_and_get_their_own_streams(s
     found: dict[int, list[int]] = {}
 
     def run(value: int) -> None:
-        client = Client(server)
+        client = Client(server.grpc)
         client.ask(model, value)
         found[value] = client.read_all()
         client.leave()
 
     values = [150, 151, 152, 153, 20, 21, 22, 1]
-    threads = [threading.Thread(target=run, args=(value,)) for value in values]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(run, values)
     assert found == {value: list(range(value, 0, -1)) for value in values}
     statistics = server.statistics(model)
     assert (statistics["inference_stats"]["success"]["count"], int(statistics["inference_count"])) == (8, 8)
@@ -124,12 +115,12 @@ def test_generate_stream_sends_one_event_per_run(server: Any) -> None:
     assert [event["OUT"] for event in events] == [3, 2, 1]
 
 
-def test_cancelling_frees_the_slot_for_the_waiting_request(server: Any, eventually: Callable[..., bool]) -> None:
-    endless = [Client(server) for _ in range(4)]
+def test_cancelling_frees_the_slot_for_the_waiting_request(server: Any) -> None:
+    endless = [Client(server.grpc) for _ in range(4)]
     for client in endless:
         client.ask("busy", 2_000_000_000)
         assert client.read() == 2_000_000_000
-    late = Client(server)
+    late = Client(server.grpc)
     late.ask("busy", 2)
 
     def counts() -> tuple[float, float]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.server import serve
+
 PYTHON = os.environ.get("EDGE_TEST_LEROBOT", "")
 BRIDGE = Path(__file__).parents[2] / "docs/examples/lerobot_bridge.py"
 
@@ -101,7 +103,7 @@ def openpi_address(server: Any) -> str:
     return found[1]
 
 
-def test_lerobots_loops_move_a_robot_by_a_policy_of_this_server(serve: Any, tmp_path: Path) -> None:
+def test_lerobots_loops_move_a_robot_by_a_policy_of_this_server(tmp_path: Path) -> None:
     pytest.importorskip("msgpack", reason="needs the extra policies")
     (tmp_path / "models/act/1").mkdir(parents=True)
     document = (Path(__file__).parents[2] / "docs/robots.md").read_text()

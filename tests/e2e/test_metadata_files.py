@@ -17,8 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_server.cli.main import main
 from edge_server.client import FrameStream, StreamError
 from edge_server.protocol.frame_messages import Returns
-from tests.e2e.conftest import Repository, finish
 from tests.e2e.yolo_exports import FOUND, NAMES, SIDE, scores, spread, stretched
+from tests.kit.models import Repository, finish
+from tests.kit.server import serve
 from tests.plugins.vision.test_exporters import PADDLE, of_hugging_face
 
 LOGITS = np.log(scores() / (1 - scores()))
@@ -75,7 +76,7 @@ def rows_of_a_batch(constants: dict[str, list[float]]) -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Repository, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(module_repository: Repository, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     def add(name: str, model: onnx.ModelProto, files: dict[str, str] | None = None, config: str = "") -> None:
         module_repository.add(name, config, model=model)
         for file_name, text in (files or {}).items():
@@ -148,8 +149,3 @@ def test_files_of_another_model_say_why_nothing_is_recognised(server: Any, pictu
     with stream, pytest.raises(StreamError) as caught:
         list(stream.results([picture]))
     assert note in str(caught.value)
-
-
-def test_clients_of_v2_see_no_recognised_parameters(server: Any) -> None:
-    config = server.ask("/v2/models/paddle/config")[1]
-    assert all(key.startswith("edge_") for key in config["parameters"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,11 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
+
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+from tests.kit.together import together
 
 GATED = """
 backend: "python"
@@ -43,18 +48,16 @@ def gate_of(repository: Any, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
-    module_repository.add("one", identity())
-    module_repository.add("two", identity())
+def server(module_repository: Any) -> Iterator[Any]:
+    module_repository.add("one", identity_config())
+    module_repository.add("two", identity_config())
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     for protocol in ("http", "grpc"):
         name = f"slow_{protocol}"
-        folder = module_repository.add(name, GATED)
-        (folder / "1/model.py").write_text(GATED_MODEL % str(gate_of(module_repository, name)))
+        module_repository.add(name, GATED, files={"1/model.py": GATED_MODEL % str(gate_of(module_repository, name))})
     with serve(module_repository.path, "--model-control-mode=explicit") as running:
         yield running
-        assert running.stop() == 0
-        assert "Traceback" not in running.log(), running.log()
+        running.stop_cleanly()
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -156,7 +159,7 @@ def test_override_files_need_a_configuration_and_must_stay_in_the_model(server: 
 
 
 def test_a_request_to_control_a_loading_model_fails_and_the_load_continues(
-    server: Any, client: Any, module_repository: Any, eventually: Callable[[Callable[[], bool]], bool]
+    server: Any, client: Any, module_repository: Any
 ) -> None:
     name = f"slow_{client.protocol}"
     failures: list[BaseException] = []
@@ -212,11 +215,7 @@ def test_after_concurrent_loads_and_unloads_the_model_can_be_loaded(server: Any,
                     if CONFLICT.format("one") not in error.message():
                         surprises.append(error.message())
 
-    threads = [threading.Thread(target=order, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(order, range(4))
     assert surprises == []
     client.load_model("one")
     assert client.is_model_ready("one")

@@ -25,6 +25,10 @@ from edge_server.process.composition_root import build, first_desired_state
 from edge_server.process.http_routes import http_routes
 from edge_server.telemetry.log import LogSettings
 from tests.e2e.yolo_exports import ULTRALYTICS, detect, export
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.models import finish
+from tests.kit.triton_stream import TritonStream
 
 WIDTH = 8
 COST = 24
@@ -50,9 +54,7 @@ def scaled(factor: float, steps: int, width: int = WIDTH) -> onnx.ModelProto:
             helper.make_tensor("factor", TensorProto.FLOAT, [1], [factor]),
         ],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    return model
+    return finish(graph)
 
 
 class Choice:
@@ -106,7 +108,7 @@ class FrontEnds:
 
 
 def names(lighter: str) -> str:
-    return f'parameters {{ key: "variant" value {{ string_value: "{lighter}" }} }}'
+    return parameters(variant=lighter)
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +136,7 @@ VALUE = np.arange(WIDTH, dtype=np.float32).reshape(1, WIDTH)
 
 
 def tensor(client: Any) -> Any:
-    given = client.InferInput("IN", [1, WIDTH], "FP32")
-    given.set_data_from_numpy(VALUE)
-    return given
+    return infer_input(client, "IN", VALUE)
 
 
 def ask_grpc(front_ends: FrontEnds, model: str, version: str = "") -> tuple[float, str, str, str]:
@@ -212,15 +212,10 @@ def test_streams_and_shared_memory_work_through_the_variant(front_ends: FrontEnd
             given.set_shared_memory("variant_in", VALUE.nbytes)
             assert client.infer("heavy", [given]).as_numpy("OUT")[0, 1] == 3.0
             client.unregister_system_shared_memory("variant_in")
-            answers: list[Any] = []
-            arrived = threading.Semaphore(0)
-            client.start_stream(lambda result, error: (answers.append((result, error)), arrived.release()))
+        with TritonStream(front_ends.grpc) as stream:
             for _ in range(3):
-                client.async_stream_infer("heavy", [tensor(triton)])
-                assert arrived.acquire(timeout=20)
-            client.stop_stream()
-        assert [error for _, error in answers] == [None] * 3
-        assert {variant_in(result.get_response()) for result, _ in answers} == {"light"}
+                stream.send("heavy", [tensor(triton)])
+                assert variant_in(stream.result().get_response()) == "light"
     finally:
         shm.destroy_shared_memory_region(handle)
 

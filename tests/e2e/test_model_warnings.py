@@ -11,16 +11,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tests.kit.model_folder import parameters
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 WARNINGS = {
     "misspelt": "parameter 'isolaton' has no effect: did you mean 'isolation'?",
     "doubtful": "detection_head yolov8, answer 'out' [300, 6] to the sample picture: ",
 }
 """Model -> the beginning of its only warning."""
 
-DETECTOR = """
-parameters { key: "detection_head" value { string_value: "yolov8" } }
-parameters { key: "image_scale" value { string_value: "0.0039" } }
-"""
+DETECTOR = parameters(detection_head="yolov8", image_scale="0.0039")
 
 
 def finds_nothing() -> onnx.ModelProto:
@@ -40,9 +41,9 @@ def finds_nothing() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Any) -> Iterator[Any]:
-    more = 'parameters { key: "isolaton" value { string_value: "process" } }'
-    module_repository.add("misspelt", identity(more=more))
+def server(module_repository: Any) -> Iterator[Any]:
+    more = parameters(isolaton="process")
+    module_repository.add("misspelt", identity_config(more=more))
     module_repository.add("doubtful", DETECTOR, model=finds_nothing())
     with serve(module_repository.path) as running:
         yield running

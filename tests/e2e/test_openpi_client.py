@@ -19,6 +19,10 @@ import pytest
 import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.kit.infer_input import infer_input
+from tests.kit.models import finish
+from tests.kit.server import serve
+
 CLIENT = os.environ.get("EDGE_TEST_OPENPI_CLIENT", "")
 
 pytestmark = [
@@ -102,11 +106,7 @@ def write_policy(path: Path) -> None:
     inputs = [helper.make_tensor_value_info(name, TensorProto.UINT8, [224, 224, 3]) for name in ("top", "wrist")]
     inputs.append(helper.make_tensor_value_info("state", TensorProto.FLOAT, [14]))
     output = helper.make_tensor_value_info("action", TensorProto.FLOAT, [50, 14])
-    model = helper.make_model(
-        helper.make_graph(nodes, "act", inputs, [output], initial), opset_imports=[helper.make_opsetid("", 17)]
-    )
-    model.ir_version = 8
-    onnx.checker.check_model(model)
+    model = finish(helper.make_graph(nodes, "act", inputs, [output], initial))
     onnx.save(model, path)
 
 
@@ -127,7 +127,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, models: Path) -> Iterator[Any]:
+def server(models: Path) -> Iterator[Any]:
     pytest.importorskip("zmq", reason="needs the extra policies")
     with serve(models, "--policy-openpi=127.0.0.1:0") as server:
         yield server
@@ -164,8 +164,7 @@ def test_the_time_of_an_answer_beside_tritons_client(
     client = grpcclient.InferenceServerClient(server.grpc)
     inputs = []
     for name, array in observation.items():
-        inputs.append(grpcclient.InferInput(name, list(array.shape), "FP32" if name == "state" else "UINT8"))
-        inputs[-1].set_data_from_numpy(array)
+        inputs.append(infer_input(grpcclient, name, array, "FP32" if name == "state" else "UINT8"))
     # Once a large block was freed, glibc keeps the memory of messages; until then it takes it from the kernel for each.
     # Both clients do it, as otherwise the earlier work of a process would decide: it is half a millisecond for a call.
     np.ones(16 << 20, np.uint8)

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.models import BUNDLED, REPEAT
+from tests.kit.server import serve
+
 PROGRAM = os.environ.get("EDGE_TEST_PERF_ANALYZER", "")
 LIBRARIES = os.environ.get("EDGE_TEST_PERF_ANALYZER_LIBS", "")
 
@@ -30,12 +33,12 @@ MODELS = ("add_sub", CLASSIFIER)
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, bundled_repository: Path, repeat_config: str) -> Iterator[Any]:
-    shutil.copytree(bundled_repository / CLASSIFIER, module_repository.path / CLASSIFIER)
+def server(module_repository: Any) -> Iterator[Any]:
+    shutil.copytree(BUNDLED / CLASSIFIER, module_repository.path / CLASSIFIER)
     module_repository.add_sub(
         "add_sub", 'backend: "onnxruntime"\nmax_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 100 }'
     )
-    module_repository.add("repeat", repeat_config)
+    module_repository.add("repeat", REPEAT)
     with serve(module_repository.path, "--allow-client-shm") as server:
         yield server
         assert "Traceback" not in server.log(), server.log()

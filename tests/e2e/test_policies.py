@@ -12,7 +12,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,11 @@ import aiohttp
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import model_folder, parameters
+from tests.kit.server import COMMAND, serve
 
 messages = pytest.importorskip("edge_server.plugins.policies.array_messages", reason="needs msgpack, of policies")
 
@@ -86,38 +90,36 @@ class TritonPythonModel:
 """
 
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 UPGRADE = {
     "Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13",
     "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
 }  # fmt: skip
 
 
-def write_model(folder: Path, config: str, code: str, version: int = 1) -> None:
-    (folder / str(version)).mkdir(parents=True, exist_ok=True)
-    (folder / str(version) / "model.py").write_text(code)
-    (folder / "config.pbtxt").write_text(config)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_model(folder / "arm", ARM, WORK.replace("OFFSET", "0"))
-    write_model(folder / "counter", COUNTER, COUNT)
-    write_model(folder / "changing", ARM, WORK.replace("OFFSET", "100"))
-    old = ARM + 'parameters { key: "policy_max_age_ms" value { string_value: "50" } }'
-    write_model(folder / "young", old, WORK.replace("OFFSET", "0"))
+    model_folder(folder / "arm", ARM, {"1/model.py": WORK.replace("OFFSET", "0")})
+    model_folder(folder / "counter", COUNTER, {"1/model.py": COUNT})
+    model_folder(folder / "changing", ARM, {"1/model.py": WORK.replace("OFFSET", "100")})
+    old = ARM + parameters(policy_max_age_ms="50")
+    model_folder(folder / "young", old, {"1/model.py": WORK.replace("OFFSET", "0")})
     on_trial = 'version_policy { all {} } parameters { key: "canary_share" value { string_value: "0.5" } }'
-    write_model(folder / "tried", ARM + on_trial, WORK.replace("OFFSET", "100"))
-    write_model(folder / "tried", ARM + on_trial, WORK.replace("OFFSET", "200"), version=2)
-    write_model(folder / "tried_counter", COUNTER + on_trial, COUNT)
-    write_model(folder / "tried_counter", COUNTER + on_trial, COUNT.replace("1 if start", "101 if start"), version=2)
-    write_model(folder / "plain", re.sub(r"parameters.*\n", "", ARM), WORK.replace("OFFSET", "0"))
+    model_folder(folder / "tried", ARM + on_trial, {"1/model.py": WORK.replace("OFFSET", "100")})
+    model_folder(folder / "tried", ARM + on_trial, {"2/model.py": WORK.replace("OFFSET", "200")}, version=2)
+    model_folder(folder / "tried_counter", COUNTER + on_trial, {"1/model.py": COUNT})
+    model_folder(
+        folder / "tried_counter",
+        COUNTER + on_trial,
+        {"2/model.py": COUNT.replace("1 if start", "101 if start")},
+        version=2,
+    )
+    model_folder(folder / "plain", re.sub(r"parameters.*\n", "", ARM), {"1/model.py": WORK.replace("OFFSET", "0")})
     return folder
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, models: Path) -> Iterator[Any]:
+def server(models: Path) -> Iterator[Any]:
     with serve(models, "--policy-openpi=127.0.0.1:0") as server:
         yield server
         assert "plugins/policies" not in server.log(), server.log()
@@ -206,8 +208,7 @@ def test_the_actions_are_those_that_tritons_client_gets(server: Any, connect: Ca
     }  # fmt: skip
     state = np.float32([1.5, -2.25])
     client = grpcclient.InferenceServerClient(server.grpc)
-    given = grpcclient.InferInput("state", [2], "FP32")
-    given.set_data_from_numpy(state)
+    given = infer_input(grpcclient, "state", state)
     expected = client.infer("arm", [given]).as_numpy("action")
     client.close()
     found = robot.act(*state)
@@ -292,17 +293,17 @@ def test_an_episode_keeps_its_version_and_the_next_one_takes_the_newest(
 ) -> None:
     robot = connect("changing")
     assert robot.act(0, 0)[0, 0] == 100
-    write_model(models / "changing", ARM, WORK.replace("OFFSET", "200"), version=2)
-    other = None
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        other = connect("changing")
-        if other.act(0, 0)[0, 0] == 200:
-            break
-        other.close()
+    model_folder(models / "changing", ARM, {"2/model.py": WORK.replace("OFFSET", "200")}, version=2)
+
+    def starts_with_the_newest() -> bool:
         assert robot.act(0, 0)[0, 0] == 100
-    assert other is not None
-    assert other.act(0, 0)[0, 0] == 200
+        other = connect("changing")
+        try:
+            return bool(other.act(0, 0)[0, 0] == 200)
+        finally:
+            other.close()
+
+    assert eventually(starts_with_the_newest)
     assert robot.act(0, 0)[0, 0] == 100
     states = {entry["version"]: entry["state"] for entry in index_of(server, "changing")}
     assert states["2"] == "READY"
@@ -320,24 +321,13 @@ def test_a_canary_gets_its_share_of_the_episodes_and_each_keeps_its_version(
         assert [robot.act(0, 0)[0, 0] for robot in robots] == first
     # The trial ends: the canary's version goes.
     shutil.rmtree(models / "tried/2")
-    deadline = time.monotonic() + 30
-    while server.get("/v2/models/tried/versions/2/ready")[0] == 200 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert eventually(lambda: server.get("/v2/models/tried/versions/2/ready")[0] != 200)
     assert [robot.act(0, 0)[0, 0] for robot in robots] == first
     assert "'tried' version 2 is unloaded" not in server.log()
     for robot in robots:
         robot.close()
-    while "'tried' version 2 is unloaded" not in server.log() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert "'tried' version 2 is unloaded" in server.log()
+    assert eventually(lambda: "'tried' version 2 is unloaded" in server.log())
     assert connect("tried").act(0, 0)[0, 0] == 100
-
-
-def test_a_canary_of_a_model_with_state_gets_its_share_of_the_episodes(connect: Callable[..., Robot]) -> None:
-    robots = [connect("tried_counter") for _ in range(4)]
-    counts = [[count(robot) for robot in robots] for _ in range(3)]
-    assert sorted(counts[0]) == [1, 1, 101, 101]
-    assert counts == [[first + number for first in counts[0]] for number in range(3)]
 
 
 def index_of(server: Any, model: str) -> list[dict[str, str]]:
@@ -347,20 +337,15 @@ def index_of(server: Any, model: str) -> list[dict[str, str]]:
 def test_a_version_is_unloaded_after_the_episode_that_used_it(
     server: Any, models: Path, connect: Callable[..., Robot]
 ) -> None:
-    write_model(models / "leaving", ARM, WORK.replace("OFFSET", "1"))
-    deadline = time.monotonic() + 30
-    while server.get("/v2/models/leaving/ready")[0] != 200 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    model_folder(models / "leaving", ARM, {"1/model.py": WORK.replace("OFFSET", "1")})
+    assert eventually(lambda: server.get("/v2/models/leaving/ready")[0] == 200)
     robot = connect("leaving")
     assert robot.act(0, 0)[0, 0] == 1
     shutil.rmtree(models / "leaving")
-    while server.get("/v2/models/leaving/ready")[0] == 200 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert eventually(lambda: server.get("/v2/models/leaving/ready")[0] != 200)
     assert robot.act(0, 0)[0, 0] == 1
     robot.close()
-    while "'leaving' version 1 is unloaded" not in server.log() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert "'leaving' version 1 is unloaded" in server.log()
+    assert eventually(lambda: "'leaving' version 1 is unloaded" in server.log())
 
 
 @pytest.mark.parametrize(
@@ -417,7 +402,7 @@ def test_a_message_that_is_too_large_ends_its_connection_alone(connect: Callable
 
 
 @pytest.mark.soak
-def test_robots_that_send_much_share_the_memory_and_harm_none_that_sends_little(serve: Any, models: Path) -> None:
+def test_robots_that_send_much_share_the_memory_and_harm_none_that_sends_little(models: Path) -> None:
     with serve(models, "--policy-openpi=127.0.0.1:0") as server, contextlib.ExitStack() as robots:
         address = find_address(server)
 
@@ -475,7 +460,7 @@ def test_robots_are_limited_and_connections_that_say_nothing_give_way(
         assert robots[0].act(1, 2).shape == (4, 2)
 
 
-def test_a_key_is_taken_as_openpis_client_sends_it(serve: Any, models: Path, tmp_path: Path) -> None:
+def test_a_key_is_taken_as_openpis_client_sends_it(models: Path, tmp_path: Path) -> None:
     token = secrets.token_hex(32)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"robot {hashlib.sha256(token.encode()).hexdigest()} inference\n")
@@ -488,7 +473,7 @@ def test_a_key_is_taken_as_openpis_client_sends_it(serve: Any, models: Path, tmp
         robot.close()
 
 
-def test_a_server_that_stops_says_so_to_its_robots(serve: Any, models: Path) -> None:
+def test_a_server_that_stops_says_so_to_its_robots(models: Path) -> None:
     with serve(models, "--policy-openpi=127.0.0.1:0") as server:
         robot = Robot(find_address(server))
         robot.act(1, 2)

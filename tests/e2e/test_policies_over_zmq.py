@@ -17,6 +17,11 @@ import pytest
 import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper
 
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import model_folder
+from tests.kit.server import serve
+
 msgpack = pytest.importorskip("msgpack", reason="needs msgpack, of the extra policies")
 zmq = pytest.importorskip("zmq", reason="needs pyzmq, of the extra policies")
 
@@ -58,9 +63,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("cv2", reason="needs OpenCV, of the extra vision")
     folder = tmp_path_factory.mktemp("models")
     for name, keys in (("humanoid", NEW_KEYS), ("old", OLD_KEYS)):
-        (folder / name / "1").mkdir(parents=True)
-        (folder / name / "1/model.py").write_text(WORK)
-        (folder / name / "config.pbtxt").write_text(HUMANOID.replace("KEYS", keys))
+        model_folder(folder / name, HUMANOID.replace("KEYS", keys), {"1/model.py": WORK})
     return folder
 
 
@@ -87,7 +90,7 @@ def find_address(server: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, models: Path) -> Iterator[Any]:
+def server(models: Path) -> Iterator[Any]:
     with serve(models, "--policy-groot=127.0.0.1:0/humanoid") as server:
         yield server
         assert "Traceback" not in server.log(), server.log()
@@ -183,8 +186,7 @@ def test_the_newest_clients_get_the_actions_that_tritons_client_gets(
         ("left", LEFT[0, 0], "FP32"),
         ("task", np.array(["pick it"], object), "BYTES"),
     ):
-        inputs.append(grpcclient.InferInput(name, list(array.shape), kind))
-        inputs[-1].set_data_from_numpy(array)
+        inputs.append(infer_input(grpcclient, name, array, kind))
     expected = client.infer("humanoid", inputs)
     client.close()
     assert sorted(actions) == ["left_arm", "waist"]
@@ -195,7 +197,7 @@ def test_the_newest_clients_get_the_actions_that_tritons_client_gets(
 
 
 def test_an_older_client_sends_a_bare_observation_and_gets_bare_actions(
-    serve: Any, models: Path, connect: Callable[..., Client]
+    models: Path, connect: Callable[..., Client]
 ) -> None:
     with serve(models, "--policy-groot=127.0.0.1:0/old") as server:
         observation = {
@@ -211,7 +213,7 @@ def test_an_older_client_sends_a_bare_observation_and_gets_bare_actions(
 
 
 def test_a_policy_of_several_frames_gets_those_that_it_asks_for(
-    serve: Any, repository: Any, connect: Callable[..., Client]
+    repository: Any, connect: Callable[..., Client]
 ) -> None:
     """The client does as NVIDIA's example for DROID: it keeps as many pictures as the steps of the video say."""
     steps = re.search(r'parameters \{ key: "policy_frame_steps" .*', DOCUMENT)[0]
@@ -279,48 +281,8 @@ def test_a_wrong_call_is_answered_with_a_sentence(
     assert client.call("ping")["status"] == "ok"
 
 
-def npy(header: str, data: bytes = b"") -> bytes:
-    text = header.encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        b"",
-        b"\x93NUMPY\x01\x00",
-        npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", b"cos\nsystem\n."),
-        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60,)}"),
-        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}"),
-        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", b"\0" * 4),
-        npy("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", b"\0" * 4),
-        npy("(" * 900),
-        npy("{" + "'a': 1," * 5000 + "}"),
-    ],
-)
-def test_a_hostile_array_is_refused(connect: Callable[..., Client], file: bytes) -> None:
-    client = connect()
-    state = {"left_arm": {"__ndarray_class__": True, "as_npy": file}}
-    answer = client.call("get_action", {"observation": {**OBSERVATION, "state": state}})
-    assert answer["error"].startswith("expected ")
-    assert client.call("get_action", {"observation": OBSERVATION})[0]["left_arm"].shape == (1, 3, 2)
-
-
-def test_what_is_no_message_is_answered_with_a_sentence(connect: Callable[..., Client]) -> None:
-    client = connect()
-    assert client.send(b"PK\x03\x04 and more")["error"].endswith("given a pickle of torch.save")
-    assert client.send(b"\xc1")["error"].startswith("expected a message in MessagePack")
-
-
-def test_arrays_in_the_order_of_fortran_are_read(connect: Callable[..., Client]) -> None:
-    view = np.asfortranarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
-    observation = {**OBSERVATION, "video": {"ego_view": view}}
-    actions, _ = connect().call("get_action", {"observation": observation})
-    assert actions["waist"][0, 0, 0] == pytest.approx(np.arange(48).mean() / 255, rel=1e-5)
-
-
 def test_robots_are_limited_and_one_that_leaves_gives_its_place_to_another(
-    server: Any, connect: Callable[..., Client], eventually: Any
+    server: Any, connect: Callable[..., Client]
 ) -> None:
     robots = []
     while "error" not in (answer := connect_robot(robots, connect)):
@@ -340,9 +302,7 @@ def connect_robot(robots: list[Client], connect: Callable[..., Client]) -> Any:
     return robots[-1].call("get_action", {"observation": OBSERVATION})
 
 
-def test_a_token_is_taken_as_the_client_sends_it(
-    serve: Any, models: Path, connect: Callable[..., Client], tmp_path: Path
-) -> None:
+def test_a_token_is_taken_as_the_client_sends_it(models: Path, connect: Callable[..., Client], tmp_path: Path) -> None:
     token = secrets.token_hex(32)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"robot {hashlib.sha256(token.encode()).hexdigest()} inference\n")
@@ -359,7 +319,7 @@ def test_a_token_is_taken_as_the_client_sends_it(
         assert "200000 values in lists and maps" in robot.send(msgpack.packb({**message, "api_token": token}))["error"]
 
 
-def test_an_address_in_use_ends_the_start_with_a_sentence(server: Any, serve: Any, models: Path) -> None:
+def test_an_address_in_use_ends_the_start_with_a_sentence(server: Any, models: Path) -> None:
     port = find_address(server).rpartition(":")[2]
     with (
         pytest.raises(AssertionError, match=rf"--policy-groot=127\.0\.0\.1:{port}: cannot listen: Address already in"),

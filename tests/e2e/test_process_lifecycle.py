@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,12 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-COMMAND = Path(sys.executable).parent / "edge-server"
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.models import identity_config
+from tests.kit.server import COMMAND, serve
+
 IDLE_LIMIT_BYTES = 56_000_000
 RUNTIME_LIBRARIES = ("onnxruntime", "openvino", "cv2", "opencv", "numpy")
 
@@ -29,18 +33,18 @@ def body() -> dict[str, Any]:
     return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
 
 
-def slow_config(identity: Callable[..., str], delay_ms: int) -> str:
-    return identity(more=f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}')
+def slow_config(delay_ms: int) -> str:
+    return identity_config(more=parameters(execute_delay_ms=delay_ms))
 
 
-def occupy(server: Any, pool: ThreadPoolExecutor, eventually: Callable[..., bool]) -> tuple[Any, Any]:
+def occupy(server: Any, pool: ThreadPoolExecutor) -> tuple[Any, Any]:
     """Ask the model `slow` twice, and return both answers to come once one request runs and the other waits for it."""
     asked = (pool.submit(server.infer, "slow", body()), pool.submit(server.infer, "slow", body()))
     assert eventually(lambda: server.read_counters("slow")["nv_inference_pending_request_count"] == 1)
     return asked
 
 
-def test_the_banner_names_models_runtimes_and_addresses(serve: Any, repository: Any) -> None:
+def test_the_banner_names_models_runtimes_and_addresses(repository: Any) -> None:
     repository.add_sub("plus", 'backend: "onnxruntime"')
     with serve(repository.path) as server:
         assert server.stop() == 0
@@ -57,7 +61,7 @@ def test_the_banner_names_models_runtimes_and_addresses(serve: Any, repository: 
     assert "instance(s), loaded in" in lines[0]
 
 
-def test_the_banner_of_many_models_has_a_line_for_those_that_run_alike(serve: Any, repository: Any) -> None:
+def test_the_banner_of_many_models_has_a_line_for_those_that_run_alike(repository: Any) -> None:
     for number in range(9):
         repository.add_sub(f"plus_{number}", 'backend: "onnxruntime"')
     with serve(repository.path) as server:
@@ -66,7 +70,7 @@ def test_the_banner_of_many_models_has_a_line_for_those_that_run_alike(serve: An
     assert [line.partition(":")[0] for line in lines] == ["  9 models (plus_0, plus_1, plus_2, ...)"]
 
 
-def test_an_idle_server_is_small_and_imports_a_runtime_with_its_first_model(serve: Any, repository: Any) -> None:
+def test_an_idle_server_is_small_and_imports_a_runtime_with_its_first_model(repository: Any) -> None:
     repository.add_sub("plus", 'backend: "onnxruntime"')
     with serve(repository.path, "--model-control-mode=explicit") as server:
         for _ in range(3):
@@ -90,18 +94,15 @@ def test_an_idle_server_is_small_and_imports_a_runtime_with_its_first_model(serv
 
 # The next test drains by SIGINT.
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_a_signal_drains_running_requests_and_exits_zero(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool], number: int
-) -> None:
-    repository.add("slow", slow_config(identity, 1500))
+def test_a_signal_drains_running_requests_and_exits_zero(repository: Any, number: int) -> None:
+    repository.add("slow", slow_config(1500))
     with (
         serve(repository.path) as server,
         ThreadPoolExecutor(3) as pool,
         contextlib.closing(server.connection()) as kept,
         tritonclient.grpc.InferenceServerClient(server.grpc) as grpc_client,
     ):
-        tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
-        tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
+        tensor = infer_input(tritonclient.grpc, "INPUT0", np.zeros((1, 1), np.int32))
         kept.request("GET", "/v2/health/ready")
         kept.getresponse().read()
         first = pool.submit(server.infer, "slow", body())
@@ -129,18 +130,15 @@ def test_a_signal_drains_running_requests_and_exits_zero(
         assert "Traceback" not in server.log(), server.log()
 
 
-def test_new_requests_are_refused_as_unavailable_while_the_server_drains(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
-) -> None:
-    repository.add("slow", slow_config(identity, 2000))
+def test_new_requests_are_refused_as_unavailable_while_the_server_drains(repository: Any) -> None:
+    repository.add("slow", slow_config(2000))
     with serve(repository.path) as server, ThreadPoolExecutor(2) as pool:
         with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
             assert client.is_server_live()
-            running, waiting = occupy(server, pool, eventually)
+            running, waiting = occupy(server, pool)
             server.process.send_signal(signal.SIGINT)
             assert eventually(lambda: "draining" in server.log())
-            tensor = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
-            tensor.set_data_from_numpy(np.zeros((1, 1), np.int32))
+            tensor = infer_input(tritonclient.grpc, "INPUT0", np.zeros((1, 1), np.int32))
             with pytest.raises(InferenceServerException) as caught:
                 client.infer("slow", [tensor])
             assert caught.value.status() == "StatusCode.UNAVAILABLE"
@@ -149,12 +147,10 @@ def test_new_requests_are_refused_as_unavailable_while_the_server_drains(
         assert server.process.wait(20) == 0
 
 
-def test_a_second_signal_ends_the_server_at_once(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
-) -> None:
-    repository.add("slow", slow_config(identity, 60_000))
+def test_a_second_signal_ends_the_server_at_once(repository: Any) -> None:
+    repository.add("slow", slow_config(60_000))
     with serve(repository.path) as server, ThreadPoolExecutor(2) as pool:
-        asked, _ = occupy(server, pool, eventually)
+        asked, _ = occupy(server, pool)
         server.process.terminate()
         assert eventually(lambda: "refusing new requests" in server.log())
         assert server.process.poll() is None
@@ -163,22 +159,18 @@ def test_a_second_signal_ends_the_server_at_once(
         assert isinstance(asked.exception(30), OSError)
 
 
-def test_requests_that_outlast_the_exit_timeout_fail_and_set_the_exit_code(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
-) -> None:
-    repository.add("slow", slow_config(identity, 60_000))
+def test_requests_that_outlast_the_exit_timeout_fail_and_set_the_exit_code(repository: Any) -> None:
+    repository.add("slow", slow_config(60_000))
     with serve(repository.path, "--exit-timeout-secs=0.3") as server, ThreadPoolExecutor(2) as pool:
-        asked, _ = occupy(server, pool, eventually)
+        asked, _ = occupy(server, pool)
         server.process.terminate()
         assert server.process.wait(15) == 1
         if asked.exception(30) is None:
             assert asked.result()[0] == 503
 
 
-def test_an_idle_server_stops_at_once_and_leaves_no_files(
-    serve: Any, repository: Any, identity: Callable[..., str]
-) -> None:
-    repository.add("same", identity())
+def test_an_idle_server_stops_at_once_and_leaves_no_files(repository: Any) -> None:
+    repository.add("same", identity_config())
     with serve(repository.path) as server:
         pid = server.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -195,10 +187,8 @@ def test_an_idle_server_stops_at_once_and_leaves_no_files(
 
 
 @pytest.mark.soak
-def test_loads_and_requests_leak_no_thread_or_descriptor(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
-) -> None:
-    repository.add("same", identity())
+def test_loads_and_requests_leak_no_thread_or_descriptor(repository: Any) -> None:
+    repository.add("same", identity_config())
 
     def counts() -> tuple[int, int]:
         base = Path(f"/proc/{server.process.pid}")
@@ -218,8 +208,8 @@ def test_loads_and_requests_leak_no_thread_or_descriptor(
         assert eventually(lambda: counts()[0] <= before[0] + 1 and counts()[1] <= before[1] + 2), (before, counts())
 
 
-def test_an_unclosed_client_connection_does_not_delay_the_stop(serve: Any, repository: Any, identity: Any) -> None:
-    repository.add("same", identity())
+def test_an_unclosed_client_connection_does_not_delay_the_stop(repository: Any) -> None:
+    repository.add("same", identity_config())
     with serve(repository.path) as server:
         host, port = server.http.rsplit(":", 1)
         with socket.create_connection((host, int(port))) as idle, grpc.insecure_channel(server.grpc) as channel:
@@ -294,19 +284,6 @@ def test_an_unavailable_address_is_one_line_and_exit_code_2(tmp_path: Path) -> N
     assert is_one_clear_line(done, "300.1.2.3", code=2)
 
 
-def test_unknown_keys_of_file_and_environment_are_one_line_with_the_nearest_spelling(
-    tmp_path: Path, run_command: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "edge.toml"
-    file.write_text(f'[repository]\npaths = ["{tmp_path}"]\n[http]\nprot = 8000\n')
-    assert is_one_clear_line(run_command("serve", f"--config={file}"), "prot", "port", str(file))
-    file.write_text("[http\n")
-    assert is_one_clear_line(run_command("serve", f"--config={file}"), str(file))
-    monkeypatch.setenv("EDGE_SERVER_HTTP_PROT", "1")
-    done = run_command("serve", f"--model-repository={tmp_path}")
-    assert is_one_clear_line(done, "EDGE_SERVER_HTTP_PROT", "EDGE_SERVER_HTTP_PORT")
-
-
 EXPLICIT = "EDGE_SERVER_MODEL_CONTROL_MODE"
 
 
@@ -323,10 +300,9 @@ EXPLICIT = "EDGE_SERVER_MODEL_CONTROL_MODE"
     ids=["file", "variables", "flag_before_variable_before_file"],
 )
 def test_flags_file_and_environment_give_the_same_configuration(
-    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path,
-    flags: list[str], environment: dict[str, str], name: str,
-) -> None:  # fmt: skip
-    repository.add("same", identity())
+    repository: Any, tmp_path: Path, flags: list[str], environment: dict[str, str], name: str
+) -> None:
+    repository.add("same", identity_config())
     file = tmp_path / "edge.toml"
     file.write_text('[lifecycle]\nserver_id = "from-file"\n[repository]\ncontrol_mode = "explicit"\n')
     flags = [flag.format(file) for flag in flags]
@@ -344,10 +320,8 @@ def test_a_failed_model_fails_the_start_on_request(repository: Any) -> None:
     assert "no_such_runtime" in done.stderr + done.stdout
 
 
-def test_the_log_warns_of_flags_without_effect_and_omits_single_requests(
-    serve: Any, repository: Any, identity: Callable[..., str]
-) -> None:
-    repository.add("same", identity())
+def test_the_log_warns_of_flags_without_effect_and_omits_single_requests(repository: Any) -> None:
+    repository.add("same", identity_config())
     flags = ["--http-thread-count=8", "--pinned-memory-pool-byte-size=0", "--backend-directory=/opt"]
     with serve(repository.path, "--log-format=json", *flags) as server:
         for flag in flags:
@@ -361,7 +335,7 @@ def test_the_log_warns_of_flags_without_effect_and_omits_single_requests(
             assert isinstance(json.loads(line), dict), line
 
 
-def test_front_ends_can_be_switched_off(serve: Any, repository: Any) -> None:
+def test_front_ends_can_be_switched_off(repository: Any) -> None:
     with serve(repository.path, "--allow-grpc=false", "--allow-metrics=false") as server:
         assert server.grpc == ""
         assert server.metrics == ""

@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 
 from tests.kit.certificates import self_signed
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
 PROGRAMS = {
@@ -34,9 +36,9 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def servers(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[dict[bool, Any]]:
+def servers(module_repository: Any) -> Iterator[dict[bool, Any]]:
     """A server with the option, under True, and one without."""
-    module_repository.add("one", identity())
+    module_repository.add("one", identity_config())
     flags = ("--model-control-mode=explicit", "--load-model=one")
     with (
         serve(module_repository.path, *flags) as closed,

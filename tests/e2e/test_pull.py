@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 from tests.kit.site import Handler, Site
 
 CONFIG = (
@@ -44,7 +46,7 @@ def publish(folder: Path, version: int) -> str:
 
 
 def test_a_polling_server_serves_a_pulled_model_and_the_old_one_until_its_replacement_is_loaded(
-    serve: Any, run_command: Any, eventually: Any, site: str, tmp_path: Path
+    run_command: Any, site: str, tmp_path: Path
 ) -> None:
     models = tmp_path / "models"
     models.mkdir()

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import queue
-import socket
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from tritonclient.utils import InferenceServerException
 
 import edge_server
 from edge_server.frontends.grpc import http2_transport
 from edge_server.frontends.http import inference_route
 from edge_server.serving.execution.inline_execution import UNLIMITED_US
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import model_folder
+from tests.kit.server import serve
 
 ADD_SUB_CONFIG = """
 name: "add_sub"
@@ -94,43 +94,6 @@ class TritonPythonModel:
     def execute(self, requests):
         given = np.array([self.threshold, *sys.argv], object)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given)]) for _ in requests]
-"""
-
-STREAM_CONFIG = """
-backend: "python"
-model_transaction_policy { decoupled: true }
-input { name: "COUNT" data_type: TYPE_INT32 dims: [1] }
-output { name: "WORD" data_type: TYPE_STRING dims: [1] }
-"""
-
-STREAM = """
-import threading
-import time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        family = pb_utils.MetricFamily("stream_producers", "Producers at work", pb_utils.MetricFamily.GAUGE)
-        self.producers = family.Metric({"model": args["model_name"]})
-
-    def execute(self, requests):
-        for request in requests:
-            count = int(request.inputs()[0].as_numpy()[0])
-            threading.Thread(target=self.produce, args=(request.get_response_sender(), count)).start()
-
-    def produce(self, sender, count):
-        self.producers.increment(1)
-        number = 0
-        while number != count and not sender.is_cancelled():
-            word = np.array([f"word {number}"], dtype=object)
-            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("WORD", word)]))
-            number += 1
-            if count < 0:
-                time.sleep(0.005)
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        self.producers.increment(-1)
 """
 
 CRASHER = """
@@ -216,15 +179,13 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     isolated = 'parameters { key: "isolation" value { string_value: "process" } }'
     for name, code, config in (
         ("add_sub", ADD_SUB, ADD_SUB_CONFIG),
         ("isolated_add_sub", ADD_SUB, ADD_SUB_CONFIG.replace('name: "add_sub"', "") + isolated),
         ("in_turn", IN_TURN, ADD_SUB_CONFIG.replace('name: "add_sub"', "")),
         ("isolated_in_turn", IN_TURN, ADD_SUB_CONFIG.replace('name: "add_sub"', "") + isolated),
-        ("stream", STREAM, STREAM_CONFIG),
-        ("isolated_stream", STREAM, STREAM_CONFIG + isolated),
         ("speaker", SPEAKER, ONE_TO_ONE),
         ("isolated_speaker", SPEAKER, ONE_TO_ONE + isolated),
         ("arguments", ARGUMENTS, ARGUMENTS_CONFIG),
@@ -233,8 +194,7 @@ def server(module_repository: Any, serve: Callable[..., Any]) -> Iterator[Any]:
         ("straggler", CRASHER, ONE_TO_ONE),
         ("interval", INTERVAL, ONE_TO_ONE),
     ):
-        folder = module_repository.add(name, config)
-        (folder / "1" / "model.py").write_text(code)
+        module_repository.add(name, config, files={"1/model.py": code})
     with serve(module_repository.path) as running:
         yield running
         # Also with a thread in it that a model left behind.
@@ -286,44 +246,9 @@ def test_a_model_folder_of_triton_is_served_unchanged(server: Any, kind: str, cl
 
 
 def test_a_computing_model_lets_other_threads_run_within_5_ms(server: Any) -> None:
-    given = grpcclient.InferInput("IN", [1], "FP32")
-    given.set_data_from_numpy(np.zeros(1, np.float32))
+    given = infer_input(grpcclient, "IN", np.zeros(1, np.float32))
     with grpcclient.InferenceServerClient(server.grpc) as client:
         assert 0 < client.infer("interval", [given]).as_numpy("OUT")[0] <= 0.001
-
-
-def counted(count: int) -> list[grpcclient.InferInput]:
-    given = grpcclient.InferInput("COUNT", [1], "INT32")
-    given.set_data_from_numpy(np.array([count], dtype=np.int32))
-    return [given]
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_a_grpc_stream_carries_any_number_of_responses_and_the_final_flag(server: Any, kind: str, count: int) -> None:
-    got: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: got.put((result, error)))
-        client.async_stream_infer(f"{kind}stream", counted(count), request_id="s", enable_empty_final_response=True)
-        words = []
-        while True:
-            result, error = got.get(timeout=20)
-            assert error is None
-            response = result.get_response()
-            if response.parameters["triton_final_response"].bool_param:
-                break
-            words.append(result.as_numpy("WORD")[0].decode())
-        client.stop_stream()
-    assert words == [f"word {number}" for number in range(count)]
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_generate_stream_carries_any_number_of_events(server: Any, kind: str, count: int) -> None:
-    body = json.dumps({"COUNT": count}).encode()
-    request = urllib.request.Request(server.url(f"/v2/models/{kind}stream/generate_stream"), data=body)
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        assert reply.headers["Content-Type"].startswith("text/event-stream")
-        events = [json.loads(line[6:]) for line in reply.read().split(b"\n\n") if line]
-    assert [event["WORD"] for event in events] == [f"word {number}" for number in range(count)]
 
 
 def test_a_model_that_reads_the_command_line_finds_it_empty(server: Any, kind: str) -> None:
@@ -333,52 +258,7 @@ def test_a_model_that_reads_the_command_line_finds_it_empty(server: Any, kind: s
     assert (status, answer["outputs"][0]["data"]) == (200, ["0.5", ""])
 
 
-@pytest.mark.parametrize(("count", "status"), [(0, 500), (1, 200), (2, 500)])
-def test_generate_requires_exactly_one_response(server: Any, kind: str, count: int, status: int) -> None:
-    given, answer = server.ask(f"/v2/models/{kind}stream/generate", {"COUNT": count})
-    assert given == status
-    assert (answer["WORD"] == "word 0") if status == 200 else "exactly 1 response" in answer["error"]
-
-
-def producers(server: Any, kind: str) -> float:
-    mark = f'stream_producers{{model="{kind}stream"}} '
-    values = [line.removeprefix(mark) for line in server.read_metrics().splitlines() if line.startswith(mark)]
-    return float(values[0])
-
-
-def test_a_disconnected_event_reader_stops_the_producer(
-    server: Any, kind: str, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
-    host, port = server.http.split(":")
-    body = b'{"COUNT": -1}'
-    with socket.create_connection((host, int(port)), timeout=20) as line:
-        line.sendall(
-            b"POST /v2/models/%sstream/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
-            % (kind.encode(), len(body), body)
-        )
-        got = b""
-        while b"word 3" not in got:
-            got += line.recv(65536)
-        assert eventually(lambda: producers(server, kind) == 1)
-    assert eventually(lambda: producers(server, kind) == 0)
-
-
-def test_a_cancelled_grpc_stream_stops_the_producer(
-    server: Any, kind: str, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
-    got: queue.Queue[Any] = queue.Queue()
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: got.put((result, error)))
-        client.async_stream_infer(f"{kind}stream", counted(-1))
-        assert got.get(timeout=20)[1] is None
-        assert eventually(lambda: producers(server, kind) == 1)
-        client.stop_stream(cancel_requests=True)
-    assert eventually(lambda: producers(server, kind) == 0)
-
-
-def test_a_crash_is_reported_with_its_signal_and_the_model_serves_again(
-    server: Any, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_crash_is_reported_with_its_signal_and_the_model_serves_again(server: Any) -> None:
     def body(value: float) -> dict[str, Any]:
         return {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [value]}]}
 
@@ -392,8 +272,7 @@ def test_a_crash_is_reported_with_its_signal_and_the_model_serves_again(
 
 
 def value_of(client: Any, value: float) -> list[Any]:
-    given = client.InferInput("IN", [1], "FP32")
-    given.set_data_from_numpy(np.array([value], dtype=np.float32))
+    given = infer_input(client, "IN", np.array([value], dtype=np.float32))
     return [given]
 
 
@@ -409,13 +288,6 @@ def test_request_and_response_parameters_pass_over_http_and_grpc(server: Any, ki
         # A map of protobuf's has no order.
         assert json.loads(said.pop("asked")) == parameters
     assert over_http == over_grpc == {"text": "gr\u00fc\u00df", "whole": -(2**63), "part": 0.5, "yes": True}
-
-
-def test_a_response_parameter_that_no_protocol_carries_is_the_models_error(server: Any, kind: str) -> None:
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        with pytest.raises(InferenceServerException, match="expected integers of 64 bits, got 'huge'"):
-            client.infer(f"{kind}speaker", value_of(grpcclient, 2.0))
-        assert client.infer(f"{kind}speaker", value_of(grpcclient, 1.0)).as_numpy("OUT").tolist() == [1.0]
 
 
 def test_a_model_whose_health_check_fails_is_not_ready_over_http_and_grpc(server: Any, kind: str) -> None:
@@ -446,9 +318,7 @@ def server_of_short_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     on_callers = 'parameters { key: "execution_thread" value { string_value: "caller" } }'
     repository = tmp_path_factory.mktemp("brief")
     for name, config in (("place", ONE_TO_ONE), ("place_of_callers", ONE_TO_ONE + on_callers)):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "1/model.py").write_text(PLACE)
-        (repository / name / "config.pbtxt").write_text(config)
+        model_folder(repository / name, config, {"1/model.py": PLACE})
     with pytest.MonkeyPatch.context() as patch:
         for module in (inference_route, http2_transport):
             patch.setattr(module, "READING_THREAD_HOLD_US", UNLIMITED_US / 2)
@@ -458,11 +328,10 @@ def server_of_short_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.parametrize("client", [httpclient, grpcclient])
 def test_a_short_model_is_executed_inline_by_the_thread_that_reads_its_requests(
-    server_of_short_models: edge_server.Server, client: Any, eventually: Callable[[Callable[[], bool]], bool]
+    server_of_short_models: edge_server.Server, client: Any
 ) -> None:
     server = server_of_short_models
-    given = client.InferInput("IN", [1], "FP32")
-    given.set_data_from_numpy(np.zeros(1, np.float32))
+    given = infer_input(client, "IN", np.zeros(1, np.float32))
     port = server.http_port if client is httpclient else server.grpc_port
     with client.InferenceServerClient(f"127.0.0.1:{port}") as connection:
 

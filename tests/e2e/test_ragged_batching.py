@@ -10,9 +10,10 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
 from onnx import TensorProto, helper
-from tritonclient.utils import InferenceServerException
+
+from tests.kit.infer_input import infer_input
+from tests.kit.models import finish
 
 CONFIG = """
 backend: "{backend}"
@@ -26,15 +27,6 @@ output {{ name: "SUM" data_type: TYPE_FP32 dims: [ 1 ] }}
 output {{ name: "NEGATED" data_type: TYPE_FP32 dims: [ -1 ] }}
 batch_output {{ target_name: "NEGATED" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "VALUES" }}
 dynamic_batching {{ max_queue_delay_microseconds: 100000 }}
-"""
-
-SAME = """
-backend: "identity"
-max_batch_size: 16
-input { name: "INPUT0" data_type: TYPE_STRING dims: [ -1, 2 ] allow_ragged_batch: true }
-output { name: "OUTPUT0" data_type: TYPE_STRING dims: [ -1, 2 ] }
-batch_output { target_name: "OUTPUT0" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "INPUT0" }
-dynamic_batching { max_queue_delay_microseconds: 100000 }
 """
 
 
@@ -63,16 +55,13 @@ def segment_sums() -> onnx.ModelProto:
          helper.make_tensor_value_info("NEGATED", TensorProto.FLOAT, ["elements"])],
         [*whole, nothing],
     )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model)
-    return model
+    return finish(graph)
 
 
 @pytest.fixture(scope="module")
 def server(shared_server: Any, module_repository: Any) -> Iterator[Any]:
     for backend in ("onnxruntime", "openvino"):
         module_repository.add(f"sums_{backend}", CONFIG.format(backend=backend), model=segment_sums())
-    module_repository.add("same", SAME)
     with shared_server(module_repository.path) as server:
         yield server
 
@@ -83,10 +72,8 @@ def values(number: int) -> np.ndarray:
 
 
 def tensors(api: Any, array: np.ndarray, scale: float) -> list[Any]:
-    given = api.InferInput("VALUES", list(array.shape), "FP32")
-    given.set_data_from_numpy(array)
-    factor = api.InferInput("SCALE", [len(array), 1], "FP32")
-    factor.set_data_from_numpy(np.full((len(array), 1), scale, np.float32))
+    given = infer_input(api, "VALUES", array)
+    factor = infer_input(api, "SCALE", np.full((len(array), 1), scale, np.float32))
     return [given, factor]
 
 
@@ -110,59 +97,7 @@ def test_requests_of_different_lengths_run_as_one_batch_with_equal_outputs(serve
     assert 1 < largest_batch(server, model) <= 8
 
 
-def test_ragged_requests_of_several_items_and_strings_are_split_again(server: Any) -> None:
-    def ask(number: int) -> None:
-        shape = (1 + number % 3, 1 + number % 4, 2)
-        array = np.array([f"{number}.{place}".encode() for place in range(int(np.prod(shape)))], dtype=object)
-        given = triton_http.InferInput("INPUT0", list(shape), "BYTES")
-        given.set_data_from_numpy(array.reshape(shape))
-        with triton_http.InferenceServerClient(server.http) as client:
-            answer = client.infer("same", [given]).as_numpy("OUTPUT0")
-        assert answer.tolist() == array.reshape(shape).tolist()
-
-    with ThreadPoolExecutor(12) as pool:
-        list(pool.map(ask, range(12)))
-    assert largest_batch(server, "same") > 3
-
-
-def test_a_cancelled_ragged_request_does_not_disturb_its_batch(server: Any) -> None:
-    answers: dict[int, Any] = {}
-    with triton.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(6) as pool:
-
-        def ask(number: int) -> None:
-            answers[number] = client.infer("sums_onnxruntime", tensors(triton, values(number), 1)).as_numpy("SUM")
-
-        futures = [pool.submit(ask, number) for number in range(6)]
-        calls = [
-            client.async_infer("sums_onnxruntime", tensors(triton, values(50 + number), 1), lambda result, error: None)
-            for number in range(6)
-        ]
-        for call in calls:
-            call.cancel()
-        for future in futures:
-            future.result()
-    assert {number: answer.tolist() for number, answer in answers.items()} == {
-        number: [[float(values(number).sum())]] for number in range(6)
-    }
-
-
 def test_clients_see_the_ragged_input_but_not_the_generated_batch_inputs(server: Any) -> None:
     _, metadata = server.ask("/v2/models/sums_onnxruntime")
     assert [(item["name"], item["shape"]) for item in metadata["inputs"]] == [("VALUES", [-1, -1]), ("SCALE", [-1, 1])]
     assert server.ask("/v2/models/sums_onnxruntime/config")[1]["batch_input"][0]["target_name"] == ["BOUNDS"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [([3], "unexpected shape"), ([9, 1], "batch-size must be <= 8"), ([0, 3], "unexpected shape")],
-)
-def test_a_ragged_request_is_validated(server: Any, shape: list[int], message: str) -> None:
-    with triton.InferenceServerClient(server.grpc) as client, pytest.raises(InferenceServerException, match=message):
-        client.infer("sums_onnxruntime", tensors(triton, np.zeros(shape, np.float32), 1))
-
-
-def test_generated_batch_inputs_cannot_be_sent(server: Any) -> None:
-    bounds = triton.InferInput("BOUNDS", [1, 2], "INT32")
-    bounds.set_data_from_numpy(np.array([[0, 1_000_000]], np.int32))
-    with triton.InferenceServerClient(server.grpc) as client, pytest.raises(InferenceServerException, match="BOUNDS"):
-        client.infer("sums_onnxruntime", [*tensors(triton, values(3), 1), bounds])

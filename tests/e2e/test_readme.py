@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import cv2  # noqa: F401 - the commands send pictures
 import pytest
+
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -36,7 +38,7 @@ def test_the_serve_command_installs_the_cpu_extra_and_serves_the_bundled_reposit
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
-def test_the_serve_and_curl_commands_classify_the_image_as_espresso(serve: Any) -> None:
+def test_the_serve_and_curl_commands_classify_the_image_as_espresso() -> None:
     flags = shlex.split(command("serve-command").split("&&")[-1])[2:]
     repository = next(flag.partition("=")[2] for flag in flags if flag.startswith("--model-repository="))
     rest = [flag for flag in flags if not flag.startswith("--model-repository=")]
@@ -56,9 +58,7 @@ def test_the_serve_and_curl_commands_classify_the_image_as_espresso(serve: Any) 
     ]
 
 
-def test_demo_serves_the_bundled_models_and_prints_a_request_that_finds_a_face(
-    tmp_path: Path, serve: Any, eventually: Any
-) -> None:
+def test_demo_serves_the_bundled_models_and_prints_a_request_that_finds_a_face(tmp_path: Path) -> None:
     with serve(tmp_path, "--demo") as server:
         assert eventually(lambda: any(line.startswith("  curl ") for line in server.banner))
         curl, flag, picture, url = shlex.split(server.banner[-1])
@@ -81,7 +81,7 @@ def test_the_test_command_installs_the_test_extra_and_runs_the_tests() -> None:
     assert run[1:3] == ["-m", "pytest"]
 
 
-def test_the_stream_command_and_the_client_example_get_a_result_for_each_frame(serve: Any) -> None:
+def test_the_stream_command_and_the_client_example_get_a_result_for_each_frame() -> None:
     with serve(ROOT / "model_repository") as server:
         words = shlex.split(command("stream-command"))
         done = subprocess.run(

@@ -16,7 +16,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.e2e.conftest import Repository
+from tests.kit.models import Repository
+from tests.kit.server import serve
 
 YOLO = Path(os.environ.get("EDGE_TEST_YOLO_EXPORT", "/nonexistent"))
 PICODET = Path(os.environ.get("EDGE_TEST_LAYOUT_DETECTOR", "/nonexistent"))
@@ -93,7 +94,7 @@ def check(found: list[dict[str, Any]], expected: list[tuple[str, float, tuple[fl
 
 @pytest.mark.full
 @pytest.mark.skipif(not YOLO.is_file(), reason="the network is not here: tests/e2e/fetch_pipeline_models.sh fetches it")
-def test_a_yolo_in_a_picture_that_shrinks_finds_what_ultralytics_finds(serve: Any, repository: Repository) -> None:
+def test_a_yolo_in_a_picture_that_shrinks_finds_what_ultralytics_finds(repository: Repository) -> None:
     cv2 = pytest.importorskip("cv2")
     astronaut = pytest.importorskip("skimage.data").astronaut()[:400, :, ::-1]
     picture = bytes(cv2.imencode(".png", cv2.resize(astronaut, (900, 703)))[1])
@@ -106,7 +107,7 @@ def test_a_yolo_in_a_picture_that_shrinks_finds_what_ultralytics_finds(serve: An
 @pytest.mark.skipif(
     not PICODET.is_file(), reason="the network is not here: tests/e2e/fetch_pipeline_models.sh fetches it"
 )
-def test_a_picodet_finds_the_parts_of_a_page_that_its_package_finds(serve: Any, repository: Repository) -> None:
+def test_a_picodet_finds_the_parts_of_a_page_that_its_package_finds(repository: Repository) -> None:
     cv2 = pytest.importorskip("cv2")
     model = onnx.load(PICODET)
     names = [f"transpose_{number}.tmp_0" for number in (0, 2, 4, 6, 1, 3, 5, 7)]

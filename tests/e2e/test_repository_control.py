@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +15,29 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.eventually import eventually
+from tests.kit.models import finish, identity_config
+from tests.kit.server import serve
+
 
 @pytest.fixture(scope="module")
-def explicit(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+def explicit(module_repository: Any) -> Iterator[Any]:
     """One server for all tests. `at_start`: its index, before any of them loads something."""
-    module_repository.add("named_at_start", identity())
-    module_repository.add("two", identity())
+    module_repository.add("named_at_start", identity_config())
+    module_repository.add("two", identity_config())
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     (module_repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
     with serve(module_repository.path, "--model-control-mode=explicit", "--load-model=named_at_start") as server:
         server.at_start = index(server), index(server, {"ready": True})
         yield server
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 @pytest.fixture
-def one(
-    explicit: Any, module_repository: Any, identity: Callable[..., str], request: pytest.FixtureRequest
-) -> Iterator[str]:
+def one(explicit: Any, module_repository: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a loaded model that no other test uses."""
     name = f"of_{request.node.originalname}"
-    module_repository.add(name, identity())
+    module_repository.add(name, identity_config())
     assert load(explicit, name)[0] == 200
     yield name
     assert unload(explicit, name)[0] == 200
@@ -73,7 +71,7 @@ def test_only_the_named_model_is_loaded_at_the_start_and_the_rest_is_listed(expl
     assert explicit.get("/v2/health/ready")[0] == 200
 
 
-def test_load_and_unload_change_the_served_models(explicit: Any, eventually: Any) -> None:
+def test_load_and_unload_change_the_served_models(explicit: Any) -> None:
     assert explicit.infer("two", body())[0] == 404
     assert load(explicit, "two") == (200, None)
     assert explicit.infer("two", body())[0] == 200
@@ -90,28 +88,6 @@ def test_load_and_unload_change_the_served_models(explicit: Any, eventually: Any
     assert explicit.get("/v2/models/two/ready")[0] == 400
 
 
-def test_both_clients_load_and_unload(explicit: Any) -> None:
-    with tritonclient.http.InferenceServerClient(explicit.http) as client:
-        client.load_model("add_sub")
-        assert client.is_model_ready("add_sub")
-        client.unload_model("add_sub")
-        assert not client.is_model_ready("add_sub")
-    with tritonclient.grpc.InferenceServerClient(explicit.grpc) as client:
-        client.load_model("add_sub")
-        assert client.is_model_ready("add_sub")
-        states = {item.name: item.state for item in client.get_model_repository_index().models}
-        assert states["add_sub"] == "READY"
-        client.unload_model("add_sub", unload_dependents=True)
-        assert not client.is_model_ready("add_sub")
-
-
-def test_loading_an_absent_model_fails_with_the_reason(explicit: Any) -> None:
-    status, answer = load(explicit, "nobody")
-    assert status == 500
-    assert answer["error"] == "failed to load 'nobody', failed to poll from model repository"
-    assert "nobody" not in index(explicit)
-
-
 def test_a_failed_load_has_its_reason_and_does_not_disturb_other_models(explicit: Any, one: str) -> None:
     status, answer = load(explicit, "broken")
     assert status == 400
@@ -120,111 +96,6 @@ def test_a_failed_load_has_its_reason_and_does_not_disturb_other_models(explicit
     assert entry["state"] == "UNAVAILABLE"
     assert entry["reason"]
     assert explicit.infer(one, body())[0] == 200
-
-
-def test_a_failed_reload_keeps_the_old_version_serving(explicit: Any, module_repository: Any) -> None:
-    folder = module_repository.add_sub("spoiled", 'backend: "onnxruntime"')
-    assert load(explicit, "spoiled")[0] == 200
-    (folder / "1" / "model.onnx").write_bytes(b"damaged")
-    assert load(explicit, "spoiled")[0] == 400
-    tensor = {"datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}
-    inputs = [{"name": name, **tensor} for name in ("INPUT0", "INPUT1")]
-    assert explicit.infer("spoiled", {"inputs": inputs})[0] == 200
-
-
-def test_loading_a_loaded_unchanged_model_changes_nothing(explicit: Any, one: str) -> None:
-    explicit.infer(one, body())
-    assert load(explicit, one)[0] == 200
-    # The statistics of a reloaded model start at zero; these did not.
-    assert explicit.statistics(one)["inference_count"] == 1
-
-
-def test_a_config_sent_with_the_load_overrides_the_one_on_disk(explicit: Any, one: str) -> None:
-    config = {
-        "backend": "identity",
-        "max_batch_size": 2,
-        "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
-        "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
-    }
-    assert load(explicit, one, config=json.dumps(config)) == (200, None)
-    assert explicit.ask(f"/v2/models/{one}/config")[1]["max_batch_size"] == 2
-    status, answer = explicit.infer(one, body(rows=3))
-    assert status == 400
-    assert f"batch-size must be <= 2 for '{one}'" in answer["error"]
-    assert load(explicit, one) == (200, None)
-    assert explicit.ask(f"/v2/models/{one}/config")[1]["max_batch_size"] == 8
-    assert explicit.infer(one, body(rows=3))[0] == 200
-
-
-def test_an_invalid_config_is_refused_and_the_model_continues_to_serve(explicit: Any, one: str) -> None:
-    for config in ("not json", '{"no_such_field": 1}', '{"max_batch_size": -1}', "[]"):
-        status, answer = load(explicit, one, config=config)
-        assert 400 <= status < 600, config
-        assert answer["error"], config
-        assert explicit.infer(one, body())[0] == 200
-
-
-def test_files_sent_with_the_load_override_those_on_disk(explicit: Any, module_repository: Any) -> None:
-    model = (module_repository.path / "add_sub" / "1" / "model.onnx").read_bytes()
-    with tritonclient.http.InferenceServerClient(explicit.http) as client:
-        client.load_model("sent", config='{"backend":"onnxruntime"}', files={"file:1/model.onnx": model})
-        assert client.is_model_ready("sent", "1")
-    assert not (module_repository.path / "sent").exists()
-    with tritonclient.grpc.InferenceServerClient(explicit.grpc) as client:
-        client.load_model("sent2", config='{"backend":"onnxruntime"}', files={"file:3/model.onnx": model})
-        assert client.is_model_ready("sent2", "3")
-
-
-@pytest.mark.parametrize("path", ["../escape", "/etc/escape", "1/../../escape", "", "1/"])
-def test_a_file_path_outside_the_model_is_refused(explicit: Any, one: str, module_repository: Any, path: str) -> None:
-    content = base64.b64encode(b"x").decode()
-    status, answer = load(explicit, one, **{"config": '{"backend":"identity"}', f"file:{path}": content})
-    assert 400 <= status < 600
-    assert answer["error"]
-    assert not list(module_repository.path.parent.rglob("escape"))
-    assert explicit.infer(one, body())[0] == 200
-
-
-def test_files_without_a_config_are_refused(explicit: Any, one: str) -> None:
-    status, answer = load(explicit, one, **{"file:1/model.onnx": base64.b64encode(b"x").decode()})
-    assert 400 <= status < 600
-    assert "config" in answer["error"]
-
-
-def test_a_model_name_outside_the_repository_is_refused(explicit: Any, one: str) -> None:
-    for name in ("..%2F..%2Fetc", "%2Fetc", "..", "%2e%2e"):
-        assert load(explicit, name)[0] >= 400
-        assert explicit.infer(one, body())[0] == 200
-
-
-def test_unloading_a_model_that_is_not_loaded_is_no_error(explicit: Any) -> None:
-    assert unload(explicit, "two")[0] == 200
-
-
-def test_a_named_repository_is_unsupported(explicit: Any, one: str) -> None:
-    for path in ("index", f"models/{one}/load", f"models/{one}/unload"):
-        status, answer = explicit.ask(f"/v2/repository/mine/{path}", {})
-        assert status == 501, path
-        assert "repository_name" in answer["error"]
-
-
-def test_requests_are_answered_throughout_a_reload(explicit: Any, one: str) -> None:
-    def reload(number: int) -> int:
-        config = {
-            "backend": "identity",
-            "max_batch_size": 2 + number,
-            "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
-            "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
-        }
-        return load(explicit, one, config=json.dumps(config))[0]
-
-    with ThreadPoolExecutor(5) as pool:
-        reloads = pool.submit(lambda: [reload(number) for number in range(10)])
-        asked = []
-        while not reloads.done():
-            asked += list(pool.map(lambda _: explicit.infer(one, body()), range(20)))
-        assert reloads.result() == [200] * 10
-    assert [answer for answer in asked if answer[0] != 200] == []
 
 
 def test_load_and_unload_are_refused_in_mode_none(zoo: Any) -> None:
@@ -243,9 +114,9 @@ BROKEN = 'backend: "no_such_runtime"\nmax_batch_size: 0'
 
 
 def test_a_broken_model_is_listed_with_its_reason_and_makes_the_server_unready_unless_told_otherwise(
-    serve: Any, repository: Any, identity: Callable[..., str]
+    repository: Any,
 ) -> None:
-    repository.add("good", identity())
+    repository.add("good", identity_config())
     repository.add("bad", BROKEN)
     with serve(repository.path, "--model-control-mode=none") as server:
         entry = index(server)["bad"]
@@ -264,31 +135,24 @@ def test_a_broken_model_is_listed_with_its_reason_and_makes_the_server_unready_u
 
 # That the flag counts before the mode is shown above, the other way round.
 @pytest.mark.full
-@pytest.mark.parametrize("mode", ["none", "poll"])
-def test_strict_readiness_at_request_fails_in_each_mode(serve: Any, repository: Any, mode: str) -> None:
+def test_strict_readiness_at_request_fails_in_mode_poll(repository: Any) -> None:
     repository.add("bad", BROKEN)
-    with serve(repository.path, "--strict-readiness=true", f"--model-control-mode={mode}") as server:
+    with serve(repository.path, "--strict-readiness=true", "--model-control-mode=poll") as server:
         assert server.get("/v2/health/ready")[0] == 400
 
 
-def test_poll_mode_follows_the_folders_and_is_ready_without_a_broken_model(
-    serve: Any,
-    repository: Any,
-    identity: Callable[..., str],
-    tmp_path: Any,
-    eventually: Callable[[Callable[[], bool]], bool],
-) -> None:
-    repository.add("first", identity())
+def test_poll_mode_follows_the_folders_and_is_ready_without_a_broken_model(repository: Any, tmp_path: Any) -> None:
+    repository.add("first", identity_config())
     repository.add("bad", BROKEN)
     other = type(repository)(tmp_path / "other")
-    other.add("there", identity())
+    other.add("there", identity_config())
     flags = (f"--model-repository={other.path}", "--model-control-mode=poll", "--repository-poll-secs=0.1")
     with serve(repository.path, *flags) as server:
         states = {name: item["state"] for name, item in index(server).items()}
         assert states == {"first": "READY", "there": "READY", "bad": "UNAVAILABLE"}
         assert server.get("/v2/health/ready")[0] == 200
         assert server.infer("first", body())[0] == 200
-        repository.add("second", identity())
+        repository.add("second", identity_config())
         assert eventually(lambda: server.infer("second", body())[0] == 200)
         shutil.rmtree(repository.path / "first")
         assert eventually(lambda: server.infer("first", body())[0] == 404)
@@ -306,8 +170,7 @@ def times_model(factor: float) -> bytes:
         [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["rows", 1])],
         [onnx.numpy_helper.from_array(np.float32([factor]), "factor")],
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    return model.SerializeToString()
+    return finish(graph).SerializeToString()
 
 
 def times(server: Any) -> float:
@@ -322,9 +185,7 @@ def times(server: Any) -> float:
 @pytest.mark.sample  # Each runtime and each mode: how a file is read anew does not depend on both.
 @pytest.mark.parametrize("mode", ["poll", "explicit"])
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
-def test_other_weights_of_the_same_size_and_time_are_served(
-    serve: Any, repository: Any, eventually: Callable[[Callable[[], bool]], bool], backend: str, mode: str
-) -> None:
+def test_other_weights_of_the_same_size_and_time_are_served(repository: Any, backend: str, mode: str) -> None:
     """As tools write them that give each file the same time; renamed into place, and written in place."""
     pytest.importorskip(backend)
     file = repository.add("times", f'backend: "{backend}"') / "1/model.onnx"
@@ -353,19 +214,3 @@ def test_other_weights_of_the_same_size_and_time_are_served(
         assert load(server, "times")[0] == 200 if mode == "explicit" else eventually(lambda: "later" in index(server))
         assert times(server) == 3
         assert server.log().count("'times' version 1 is loaded") == 3
-
-
-def test_labels_follow_the_repository_into_classification(explicit: Any, module_repository: Any) -> None:
-    folder = module_repository.add(
-        "named",
-        'backend: "identity"\ninput { name: "INPUT0" data_type: TYPE_FP32 dims: [2] }\n'
-        'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [2] label_filename: "names.txt" }',
-    )
-    (folder / "names.txt").write_text("left\nright\n")
-    assert load(explicit, "named")[0] == 200
-    tensor = tritonclient.http.InferInput("INPUT0", [2], "FP32")
-    tensor.set_data_from_numpy(np.array([1, 2], np.float32))
-    wanted = tritonclient.http.InferRequestedOutput("OUTPUT0", class_count=1)
-    with tritonclient.http.InferenceServerClient(explicit.http) as client:
-        answer = client.infer("named", [tensor], outputs=[wanted])
-    assert answer.as_numpy("OUTPUT0").tolist() == [b"2.000000:1:right"]

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
@@ -22,8 +21,10 @@ from tritonclient.utils import InferenceServerException
 
 import edge_server
 from edge_server.process import server as process_module
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.server import COMMAND
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]})
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }'
 SLOW = """
@@ -44,14 +45,11 @@ class TritonPythonModel:
 """
 
 
-def test_during_the_start_clients_are_told_to_retry_and_never_get_not_found(
-    repository: Any, tmp_path: Path, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_during_the_start_clients_are_told_to_retry_and_never_get_not_found(repository: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     repository.add("fast", f'backend: "identity" {TENSORS}')
-    folder = repository.add("slow", f'backend: "python" {TENSORS}')
-    (folder / "1" / "model.py").write_text(SLOW.replace("GATE", repr(str(gate))))
+    repository.add("slow", f'backend: "python" {TENSORS}', files={"1/model.py": SLOW.replace("GATE", repr(str(gate)))})
     asked: dict[str, list[tuple[int, str | None]]] = {"fast": [], "slow": []}
     with socket.socket() as held:
         # Bound but not listening: no other program gets the port, and every connection reaches the server.
@@ -119,8 +117,7 @@ def is_refused(port: int) -> bool:
 
 
 def infer_over_grpc(client: Any, model: str) -> float:
-    given = tritonclient.grpc.InferInput("x", [1], "FP32")
-    given.set_data_from_numpy(np.array([3], np.float32))
+    given = infer_input(tritonclient.grpc, "x", np.array([3], np.float32))
     return float(client.infer(model, [given]).as_numpy("y")[0])
 
 
@@ -174,7 +171,7 @@ def starting(
 
 @pytest.mark.parametrize("transport", ["http2", pytest.param("grpcio", marks=pytest.mark.full)])
 def test_grpc_refuses_clients_until_each_model_is_loaded_or_has_failed_and_http_answers_meanwhile(
-    starting: Callable[..., StartingServer], eventually: Callable[[Callable[[], bool]], bool], transport: str
+    starting: Callable[..., StartingServer], transport: str
 ) -> None:
     server = starting(f"--grpc-transport={transport}")
     assert eventually(lambda: server.state("fast") == "READY" and server.state("broken") == "UNAVAILABLE")
@@ -197,7 +194,7 @@ def test_grpc_refuses_clients_until_each_model_is_loaded_or_has_failed_and_http_
 
 
 def test_at_the_start_grpc_answers_and_watch_reports_not_serving_until_the_loads_end(
-    starting: Callable[..., StartingServer], eventually: Callable[[Callable[[], bool]], bool]
+    starting: Callable[..., StartingServer],
 ) -> None:
     server = starting("--grpc-listen=at-start")
     assert eventually(lambda: server.state("fast") == "READY")
@@ -216,10 +213,7 @@ def test_at_the_start_grpc_answers_and_watch_reports_not_serving_until_the_loads
 
 
 def test_grpc_accepts_clients_while_only_engine_builds_are_left(
-    repository: Any,
-    tmp_path: Path,
-    eventually: Callable[[Callable[[], bool]], bool],
-    monkeypatch: pytest.MonkeyPatch,
+    repository: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_module, "_ENGINE_WAIT_S", 0.0)
     builds = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
@@ -227,8 +221,11 @@ def test_grpc_accepts_clients_while_only_engine_builds_are_left(
     for model, more in (("plain", ""), ("engine", builds)):
         gates[model] = tmp_path / model
         os.mkfifo(gates[model])
-        folder = repository.add(model, f'backend: "python" {TENSORS} {more}')
-        (folder / "1" / "model.py").write_text(SLOW.replace("GATE", repr(str(gates[model]))))
+        repository.add(
+            model,
+            f'backend: "python" {TENSORS} {more}',
+            files={"1/model.py": SLOW.replace("GATE", repr(str(gates[model])))},
+        )
     repository.add(
         "ensemble",
         f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ step {{ model_name: "engine" model_version: -1 '

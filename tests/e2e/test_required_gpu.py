@@ -3,11 +3,13 @@ use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -34,9 +36,7 @@ def reasons(server: Any) -> dict[str, str]:
     return {item["name"]: "" if item["state"] == "READY" else item.get("reason", item["state"]) for item in index}
 
 
-def test_without_a_gpu_they_are_refused_with_advice_and_other_models_serve(
-    serve: Callable[..., Any], models: Path
-) -> None:
+def test_without_a_gpu_they_are_refused_with_advice_and_other_models_serve(models: Path) -> None:
     with serve(models) as server:
         found = reasons(server)
         for name in ("open", "named"):
@@ -54,7 +54,7 @@ def test_without_a_gpu_they_are_refused_with_advice_and_other_models_serve(
 
 
 def test_with_a_gpu_they_wait_for_their_engine_and_an_unsuitable_runtime_reports_it(
-    serve: Callable[..., Any], models: Path, fake_gpu: Any, tmp_path: Path, eventually: Callable[..., bool]
+    models: Path, fake_gpu: Any, tmp_path: Path
 ) -> None:
     """The onnxruntime of the tests computes on the CPU only."""
     there = fake_gpu.environment(tmp_path / "engines")

@@ -25,6 +25,11 @@ from simulated_arm import DT_S, Arm, controller, run_loop
 from tritonclient.utils import InferenceServerException
 
 from edge_server.client import ActionBroker
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import model_folder
+from tests.kit.models import picture_sum_config
+from tests.kit.server import serve
 from tests.plugins.policies.sampling_policy import train_sampling_policy, write_sampling_policy
 
 client = pytest.importorskip("robot_client", reason="needs msgpack and websockets, of policies")
@@ -34,16 +39,7 @@ SECONDS = float(os.environ.get("EDGE_TEST_ARM_S", "60"))
 """Of the loop beside a camera and heat; those that look for jerks take a part of it. Ten minutes were run with
 EDGE_TEST_ARM_S=600."""
 
-CAMERA = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-instance_group { count: 1 kind: KIND_CPU }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "stub_delay_ms" value { string_value: "15" } }
-parameters { key: "priority_class" value { string_value: "bulk" } }
-"""
+CAMERA = picture_sum_config(stub_delay_ms=15, priority_class="bulk") + "instance_group { count: 1 kind: KIND_CPU }"
 
 
 class CameraLoad:
@@ -67,8 +63,7 @@ class CameraLoad:
 
     def _ask(self) -> None:
         with contextlib.closing(grpcclient.InferenceServerClient(self._address)) as server:
-            picture = grpcclient.InferInput("IN", [1, 3, 8, 8], "FP32")
-            picture.set_data_from_numpy(np.ones((1, 3, 8, 8), np.float32))
+            picture = infer_input(grpcclient, "IN", np.ones((1, 3, 8, 8), np.float32))
             while not self._is_over.is_set():
                 try:
                     server.infer("camera", [picture])
@@ -89,12 +84,11 @@ def controller_error_mm(ticks: int) -> float:
 # A minute and a half in real time.
 @pytest.mark.long
 def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat(
-    serve: Any, make_board: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_board: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = tmp_path / "models"
     write_policy(models / "arm", train(), delay_ms=120, count=1)
-    (models / "camera/1").mkdir(parents=True)
-    (models / "camera/config.pbtxt").write_text(CAMERA)
+    model_folder(models / "camera", CAMERA)
     board = make_board("orin_nano_jp6")
     # The policy computes a quarter of the time, more than the fifth that control keeps without a robot's need.
     governor = (f"--sysfs-root={board.root}", "--governor-interval-ms=100")
@@ -141,9 +135,7 @@ def test_a_slow_policy_never_lets_the_loop_run_dry_beside_a_busy_camera_and_heat
 
 
 @pytest.mark.full
-def test_a_robot_that_comes_while_the_machine_is_hot_gets_all_its_answers(
-    serve: Any, make_board: Any, eventually: Any, tmp_path: Path
-) -> None:
+def test_a_robot_that_comes_while_the_machine_is_hot_gets_all_its_answers(make_board: Any, tmp_path: Path) -> None:
     write_policy(tmp_path / "models/arm", train(), delay_ms=400)
     board = make_board("orin_nano_jp6")
     # The governor's next step comes after the robot's third observation.
@@ -161,7 +153,7 @@ def test_a_robot_that_comes_while_the_machine_is_hot_gets_all_its_answers(
 
 @pytest.mark.soak
 def test_a_policy_that_continues_its_chunks_moves_the_arm_without_jerks(
-    serve: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_sampling_policy(tmp_path / "arm", train_sampling_policy())
     document = (Path(__file__).parents[2] / "docs/robots.md").read_text()

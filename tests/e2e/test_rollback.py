@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Repository
+from tests.kit.models import Repository, identity_config
+from tests.kit.server import serve
 
 MODES = {
     "none": ("--model-control-mode=none",),
@@ -22,9 +21,9 @@ MODES = {
 }
 
 
-def add_versions(repository: Any, identity: Callable[..., str], *versions: int, name: str = "m") -> None:
+def add_versions(repository: Any, *versions: int, name: str = "m") -> None:
     for version in versions:
-        repository.add(name, identity(), version)
+        repository.add(name, identity_config(), version)
 
 
 def body(rows: int = 1) -> dict[str, Any]:
@@ -60,42 +59,38 @@ def kinds(server: Any, name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def explicit(serve: Any, module_repository: Any) -> Iterator[Any]:
+def explicit(module_repository: Any) -> Iterator[Any]:
     """One server for the tests of rollback requests. Each adds a model with its own name."""
     with serve(module_repository.path, *MODES["explicit"]) as server:
         yield server
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 @pytest.fixture(scope="module")
-def polling(serve: Any, tmp_path_factory: pytest.TempPathFactory, identity: Callable[..., str]) -> Iterator[Any]:
-    """One server that polls its folder, and that other machines reach. `models`: its folder."""
+def polling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One server that polls its folder. `models`: its folder."""
     models = Repository(tmp_path_factory.mktemp("polled"))
-    add_versions(models, identity, 1, 2, 5, name="m")
-    add_versions(models, identity, 1, 2, name="waits")
-    add_versions(models, identity, 1, 2, name="guarded")
-    with serve(models.path, *MODES["poll"], "--http-address=0.0.0.0") as server:
+    add_versions(models, 1, 2, 5, name="m")
+    with serve(models.path, *MODES["poll"]) as server:
         server.models = models
         yield server
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_previous_version_serves_until_the_pin_is_removed(
-    mode: str, serve: Any, module_repository: Any, identity: Callable[..., str], request: pytest.FixtureRequest
+    mode: str, module_repository: Any, request: pytest.FixtureRequest
 ) -> None:
     with contextlib.ExitStack() as stack:
         if mode == "poll":
             server = request.getfixturevalue("polling")
         elif mode == "explicit":
             server = request.getfixturevalue("explicit")
-            add_versions(module_repository, identity, 1, 2, 5)
+            add_versions(module_repository, 1, 2, 5)
             assert load(server, "m") == 200
         else:
             repository = request.getfixturevalue("repository")
-            add_versions(repository, identity, 1, 2, 5)
+            add_versions(repository, 1, 2, 5)
             server = stack.enter_context(serve(repository.path, *MODES[mode]))
         assert serving(server) == 5
         status, report = rollback(server)
@@ -129,10 +124,8 @@ def test_the_previous_version_serves_until_the_pin_is_removed(
             assert server.stop() == 0
 
 
-def test_no_request_is_lost_while_versions_are_rolled_back_and_forth(
-    explicit: Any, module_repository: Any, identity: Callable[..., str]
-) -> None:
-    add_versions(module_repository, identity, 1, 2, name="busy")
+def test_no_request_is_lost_while_versions_are_rolled_back_and_forth(explicit: Any, module_repository: Any) -> None:
+    add_versions(module_repository, 1, 2, name="busy")
     assert load(explicit, "busy") == 200
     is_over = threading.Event()
     answers: list[tuple[int, Any]] = []
@@ -156,26 +149,8 @@ def test_no_request_is_lost_while_versions_are_rolled_back_and_forth(
     assert {answer["model_version"] for _, answer in answers} == {"1", "2"}
 
 
-def test_a_newer_version_waits_while_the_model_is_pinned(
-    polling: Any, identity: Callable[..., str], eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
-    assert rollback(polling, "waits")[0] == 200
-    add_versions(polling.models, identity, 3, name="waits")
-    # A model that came later and serves shows that the scan has been through.
-    polling.models.add("later", identity())
-    assert eventually(lambda: serving(polling, "later") == 1)
-    assert serving(polling, "waits") == 1
-    assert "3" not in reasons(polling, "waits")
-    assert unpin(polling, "waits")[1]["serves"] == 3
-    polling.models.add("latest", identity())
-    assert eventually(lambda: serving(polling, "latest") == 1)
-    assert serving(polling, "waits") == 3
-
-
-def test_a_pin_survives_a_kill_and_with_a_state_directory_a_stop(
-    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
-) -> None:
-    add_versions(repository, identity, 1, 2)
+def test_a_pin_survives_a_kill_and_with_a_state_directory_a_stop(repository: Any, tmp_path: Path) -> None:
+    add_versions(repository, 1, 2)
     state = tmp_path / "deep" / "state"
     with serve(repository.path, f"--state-dir={state}") as server:
         assert serving(server) == 2
@@ -187,19 +162,6 @@ def test_a_pin_survives_a_kill_and_with_a_state_directory_a_stop(
     assert json.loads((state / "pins.json").read_text()) == {"pins": {"m": 1}}
     with serve(repository.path) as server:
         assert serving(server) == 2
-
-
-def test_a_damaged_pins_file_is_reported_and_the_server_serves(
-    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path
-) -> None:
-    add_versions(repository, identity, 1, 2)
-    (tmp_path / "pins.json").write_text("{")
-    with serve(repository.path, f"--state-dir={tmp_path}") as server:
-        assert serving(server) == 2
-        assert "pins.json' cannot be read" in server.log()
-        assert "Traceback" not in server.log()
-        assert rollback(server)[0] == 200
-    assert json.loads((tmp_path / "pins.json").read_text()) == {"pins": {"m": 1}}
 
 
 def test_a_rollback_to_a_version_that_does_not_load_changes_nothing(explicit: Any, module_repository: Any) -> None:
@@ -218,10 +180,8 @@ def test_a_rollback_to_a_version_that_does_not_load_changes_nothing(explicit: An
     assert unpin(explicit, "faulty")[1]["serves"] == 3
 
 
-def test_impossible_rollbacks_report_the_reason(
-    explicit: Any, module_repository: Any, identity: Callable[..., str]
-) -> None:
-    add_versions(module_repository, identity, 1, 2, name="calm")
+def test_impossible_rollbacks_report_the_reason(explicit: Any, module_repository: Any) -> None:
+    add_versions(module_repository, 1, 2, name="calm")
     assert load(explicit, "calm") == 200
     for answer, code, words in (
         (rollback(explicit, "calm", version=9), 404, "no version 9 in the repository, there are [1, 2]"),
@@ -233,62 +193,3 @@ def test_impossible_rollbacks_report_the_reason(
         assert answer[0] == code, answer
         assert words in answer[1]["error"]
     assert serving(explicit, "calm") == 2
-
-
-def test_the_pin_of_an_unloaded_model_applies_at_its_load(
-    explicit: Any, module_repository: Any, identity: Callable[..., str]
-) -> None:
-    add_versions(module_repository, identity, 1, 2, name="later")
-    status, refused = rollback(explicit, "later")
-    assert status == 400
-    assert "no version of model 'later' serves now" in refused["error"]
-    assert rollback(explicit, "later", version=1)[1]["serves"] is None
-    assert reasons(explicit, "later") == {"": "pinned to version 1"}
-    assert load(explicit, "later") == 200
-    assert serving(explicit, "later") == 1
-    # A load call is no way around an operator's order.
-    config = json.dumps({**json.loads(explicit.get("/v2/models/later/config")[1]), "version_policy": {"all": {}}})
-    assert load(explicit, "later", config=config) == 200
-    assert serving(explicit, "later") == 1
-    assert explicit.ask("/v2/models/later")[1]["versions"] == ["1"]
-
-
-def test_a_pin_ignores_a_version_policy_of_deleted_versions(
-    explicit: Any, module_repository: Any, identity: Callable[..., str]
-) -> None:
-    module_repository.add("particular", identity(more="version_policy { specific { versions: 7 } }"), 2)
-    assert load(explicit, "particular") == 400
-    assert rollback(explicit, "particular", version=2)[0] == 200
-    assert load(explicit, "particular") == 200
-    assert serving(explicit, "particular") == 2
-
-
-def test_rollbacks_from_other_machines_need_a_key(
-    polling: Any, serve: Any, repository: Any, identity: Callable[..., str]
-) -> None:
-    address = own_address()
-    if address is None:
-        pytest.skip("this machine has no address but the loopback")
-    server = dataclasses.replace(polling, http=f"{address}:{polling.http.rpartition(':')[2]}")
-    status, refused = rollback(server, "guarded")
-    assert status == 403
-    assert "--http-restricted-api=model-repository" in refused["error"]
-    assert serving(server, "guarded") == 2
-    add_versions(repository, identity, 1, 2)
-    guard = "--http-restricted-api=model-repository:x-key=s3cret"
-    with serve(repository.path, "--http-address=0.0.0.0", guard) as server:
-        server.http = f"{address}:{server.http.rpartition(':')[2]}"
-        assert rollback(server)[0] == 403
-        assert server.request("POST", "/edge/v1/models/m/rollback", b"", {"x-key": "s3cret"})[0] == 200
-        assert serving(server) == 1
-
-
-def own_address() -> str | None:
-    """Return an address of this machine that is not the loopback's; nothing is sent to find it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return None
-        address = str(probe.getsockname()[0])
-    return None if address.startswith("127.") else address

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import edge_server
+from tests.kit.models import BUNDLED
+from tests.kit.server import serve
 
 pytestmark = [
     pytest.mark.full,
@@ -31,15 +33,15 @@ FACE = (224, 116)
 
 
 def test_faces_are_found_and_only_a_model_that_can_find_them_replaces_the_model(
-    serve: Any, repository: Any, bundled_repository: Path, ros_domain: dict[str, str], tmp_path: Path
+    repository: Any, ros_domain: dict[str, str], tmp_path: Path
 ) -> None:
     python = str(Path(os.environ["EDGE_TEST_RCLPY"]) / "jazzy" / "bin" / "python")
     version = [python, "-c", "import sys; print(sys.version_info[:2])"]
     if subprocess.run(version, capture_output=True, text=True, check=True).stdout.strip() != str(sys.version_info[:2]):
         pytest.skip("the environment of rclpy has another Python")
     for name in (DETECTOR, CLASSIFIER):
-        shutil.copytree(bundled_repository / name, repository.path / name)
-    shutil.copytree(bundled_repository / DETECTOR, repository.path / OTHER)
+        shutil.copytree(BUNDLED / name, repository.path / name)
+    shutil.copytree(BUNDLED / DETECTOR, repository.path / OTHER)
     config = repository.path / OTHER / "config.pbtxt"
     config.write_text(config.read_text().replace(f'name: "{DETECTOR}"', f'name: "{OTHER}"', 1))
     picture = tmp_path / "astronaut.bgr"

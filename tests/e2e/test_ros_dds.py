@@ -9,16 +9,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.kit.models import BUNDLED
+from tests.kit.server import COMMAND, serve
+
 pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 CAMERAS = Path(__file__).parents[1] / "plugins" / "ros"
 DETECTOR = "face_detection_yunet"
 FACE = (112, 58)
@@ -40,9 +42,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(serve: Callable[..., Any], bundled_repository: Path) -> Iterator[Any]:
+def server() -> Iterator[Any]:
     with serve(
-        bundled_repository, "--model-control-mode=explicit", f"--load-model={DETECTOR}"
+        BUNDLED, "--model-control-mode=explicit", f"--load-model={DETECTOR}"
     ) as running:  # fmt: skip
         yield running
 

@@ -20,10 +20,12 @@ from PIL import Image
 
 from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 from edge_server.plugins.ros.recordings.recording import ImageRecording
+from tests.kit.model_folder import model_folder
+from tests.kit.models import BUNDLED, COFFEE
+from tests.kit.server import COMMAND, serve
 
 pictures = pytest.importorskip("skimage.data", reason="needs scikit-image, of the extra test-all")
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 DETECTOR, CLASSIFIER = "face_detection_yunet", "efficientnet_lite0"
 FACE = (224, 116)
 """A point between the eyes of the astronaut, x and y."""
@@ -41,13 +43,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(shared_server: Callable[..., Any], bundled_repository: Path) -> Iterator[Any]:
-    with shared_server(bundled_repository) as running:
+def server(shared_server: Callable[..., Any]) -> Iterator[Any]:
+    with shared_server(BUNDLED) as running:
         yield running
 
 
 @pytest.fixture
-def recording(tmp_path: Path, coffee: Path) -> Path:
+def recording(tmp_path: Path) -> Path:
     """A drive past an astronaut (raw, rows padded) and a cup of coffee (JPEG)."""
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
@@ -56,7 +58,7 @@ def recording(tmp_path: Path, coffee: Path) -> Path:
     types: Any = store.types
     pixels = pictures.astronaut()
     rows = np.pad(pixels.reshape(512, 512 * 3), ((0, 0), (0, 20)))
-    jpeg = np.frombuffer(coffee.read_bytes(), np.uint8)
+    jpeg = np.frombuffer(COFFEE.read_bytes(), np.uint8)
     with Writer(tmp_path / "drive", version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         raw = writer.add_connection("/front/image_raw", "sensor_msgs/msg/Image", typestore=store)
         packed = writer.add_connection("/table/compressed", "sensor_msgs/msg/CompressedImage", typestore=store)
@@ -132,12 +134,12 @@ def test_compressed_pictures_are_classified(server: Any, recording: Path, tmp_pa
 
 
 def test_a_mosaic_in_a_png_and_a_jpeg_without_a_format_are_classified_as_the_raw_pictures(
-    server: Any, tmp_path: Path, coffee: Path
+    server: Any, tmp_path: Path
 ) -> None:
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import Stores, get_typestore
 
-    with Image.open(coffee) as picture:
+    with Image.open(COFFEE) as picture:
         rgb = np.asarray(picture.convert("RGB"))[: picture.height // 2 * 2, : picture.width // 2 * 2]
     mosaic = rgb[:, :, 1].copy()
     mosaic[0::2, 0::2], mosaic[1::2, 1::2] = rgb[0::2, 0::2, 0], rgb[1::2, 1::2, 2]
@@ -157,7 +159,7 @@ def test_a_mosaic_in_a_png_and_a_jpeg_without_a_format_are_classified_as_the_raw
             header=header, format="bayer_rggb8; png compressed ", data=np.frombuffer(png.getvalue(), np.uint8)
         ),
         "/unnamed": types["sensor_msgs/msg/CompressedImage"](
-            header=header, format="", data=np.frombuffer(coffee.read_bytes(), np.uint8)
+            header=header, format="", data=np.frombuffer(COFFEE.read_bytes(), np.uint8)
         ),
         "/depth": types["sensor_msgs/msg/CompressedImage"](
             header=header, format="16UC1; png compressed ", data=np.frombuffer(png.getvalue(), np.uint8)
@@ -222,9 +224,8 @@ parameters { key: "image_input" value { string_value: "IN" } }
 """
 
 
-def test_streams_of_one_camera_fill_the_batches_of_a_model(serve: Any, recording: Path, tmp_path: Path) -> None:
-    (tmp_path / "models/batches/1").mkdir(parents=True)
-    (tmp_path / "models/batches/config.pbtxt").write_text(BATCHES)
+def test_streams_of_one_camera_fill_the_batches_of_a_model(recording: Path, tmp_path: Path) -> None:
+    model_folder(tmp_path / "models/batches", BATCHES)
     with serve(tmp_path / "models") as server:
         flags = ("--topic=/front/image_raw", "--streams=4")
         told = replay(server, recording, tmp_path / "out.mcap", "batches", *flags)

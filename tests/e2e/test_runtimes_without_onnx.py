@@ -15,6 +15,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 import edge_server.backends
+from tests.kit.infer_input import infer_input
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -36,7 +38,7 @@ def models(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def started(models: Path, serve: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
+def started(models: Path) -> Iterator[Callable[[], Any]]:
     """`started()` serves the models in the folder, and checks the server's log at the end."""
     contexts = []
 
@@ -58,8 +60,7 @@ def folder_of(models: Path, name: str) -> Path:
 def ask(server: Any, model: str, **arrays: np.ndarray) -> Any:
     tensors = []
     for name, array in arrays.items():
-        tensors.append(triton.InferInput(name, list(array.shape), "BYTES" if array.dtype == object else "FP32"))
-        tensors[-1].set_data_from_numpy(array)
+        tensors.append(infer_input(triton, name, array, "BYTES" if array.dtype == object else "FP32"))
     with triton.InferenceServerClient(server.grpc) as client:
         return client.infer(model, tensors)
 

@@ -10,11 +10,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import COMMAND, clean_environment
+from tests.kit.server import COMMAND, clean_environment, serve
 
 DOCS = Path(__file__).parents[2] / "docs"
 FORESTS = ("boosted", "light")
@@ -40,7 +39,7 @@ def run(folder: Path, *command: str) -> str:
     reason="needs skl2onnx and scikit-learn, of the extra test-all",
 )
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
-def test_the_classifier_of_the_page_is_exported_served_and_asked_as_written(serve: Any, tmp_path: Path) -> None:
+def test_the_classifier_of_the_page_is_exported_served_and_asked_as_written(tmp_path: Path) -> None:
     export, add_and_serve, request, request_in_python = blocks_of("models.md", "A scikit-learn model")
     add = add_and_serve.splitlines()[0].replace("edge-server", str(COMMAND))
 
@@ -61,7 +60,7 @@ def test_the_classifier_of_the_page_is_exported_served_and_asked_as_written(serv
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn, of the extra test-all")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
-def test_the_joblib_file_of_the_page_serves_names_and_refuses_impossible_rows(serve: Any, tmp_path: Path) -> None:
+def test_the_joblib_file_of_the_page_serves_names_and_refuses_impossible_rows(tmp_path: Path) -> None:
     training, model, config, request = blocks_of("python-models.md", "A scikit-learn model from joblib")
     run(tmp_path, sys.executable, "-c", training)
     folder = tmp_path / "model_repository/flowers"
@@ -81,9 +80,7 @@ def test_the_joblib_file_of_the_page_serves_names_and_refuses_impossible_rows(se
     reason="needs LightGBM, scikit-learn, treelite and XGBoost, of the extra test-all",
 )
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
-def test_the_forests_of_the_page_are_added_and_give_a_column_for_each_of_two_classes(
-    serve: Any, tmp_path: Path
-) -> None:
+def test_the_forests_of_the_page_are_added_and_give_a_column_for_each_of_two_classes(tmp_path: Path) -> None:
     training, add_and_serve, request, request_in_python = blocks_of("models.md", "An XGBoost or LightGBM model")
     run(tmp_path, sys.executable, "-c", training)
     for line in re.findall("edge-server add .*", add_and_serve):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +11,14 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from onnx import TensorProto, helper
-from tritonclient.utils import InferenceServerException
 
 from edge_server.client import FrameStream
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.models import finish
+from tests.kit.server import serve
+from tests.kit.together import together
+from tests.kit.triton_stream import TritonStream
 
 CONTROLS = """
   control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
@@ -25,7 +28,7 @@ CONTROLS = """
 ID = 'control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }\n'
 STATE = """
   state { input_name: "SUM" output_name: "NEW_SUM" data_type: TYPE_FP32 dims: [ 1 ]
-          initial_state { name: "begin" data_type: TYPE_FP32 dims: [ 1 ] INITIAL } }
+          initial_state { name: "begin" data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } }
 """
 ENSEMBLE = """
 platform: "ensemble"
@@ -105,12 +108,7 @@ def watcher() -> onnx.ModelProto:
         for name, size in (("OUT", 3), ("NEW_SUM", 1))
     ]
     last = onnx.numpy_helper.from_array(np.array([1]), "last")
-    model = helper.make_model(
-        helper.make_graph(nodes, "watcher", tensors, outputs, [last]), opset_imports=[helper.make_opsetid("", 17)]
-    )
-    model.ir_version = 8
-    onnx.checker.check_model(model)
-    return model
+    return finish(helper.make_graph(nodes, "watcher", tensors, outputs, [last]))
 
 
 def accumulator(rows: list[Any]) -> onnx.ModelProto:
@@ -128,20 +126,13 @@ def accumulator(rows: list[Any]) -> onnx.ModelProto:
         for name, size in (("OUT", 1), ("NEW_SUM", 1), ("FLAGS", 4))
     ]
     graph = helper.make_graph(nodes, "accumulator", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    onnx.checker.check_model(model)
-    return model
+    return finish(graph)
 
 
-def config(
-    backend: str, strategy: str, batch: int = 4, initial: str = "zero_data: true", idle_us: int = 60_000_000
-) -> str:
+def config(backend: str, strategy: str, batch: int = 4) -> str:
     return (
         f'backend: "{backend}"\nmax_batch_size: {batch}\ninstance_group {{ count: 2 kind: KIND_CPU }}\n'
-        f"sequence_batching {{ max_sequence_idle_microseconds: {idle_us}\n{strategy}\n{CONTROLS}{ID}"
-        + STATE.replace("INITIAL", initial)
-        + "}\n"
+        f"sequence_batching {{ max_sequence_idle_microseconds: 60000000\n{strategy}\n{CONTROLS}{ID}" + STATE + "}\n"
     )
 
 
@@ -151,19 +142,12 @@ def python_config(parameters: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Any) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     oldest = "oldest { max_candidate_sequences: 3 }"
     for backend in ("onnxruntime", "openvino"):
         for strategy, words, batch in (("direct", "direct { }", 4), ("oldest", oldest, 4), ("single", "", 0)):
             rows: list[Any] = ["batch"] if batch else []
             module_repository.add(f"{strategy}_{backend}", config(backend, words, batch), model=accumulator(rows))
-    folder = module_repository.add(
-        "from_file", config("onnxruntime", oldest, initial='data_file: "hundred"'), model=accumulator(["batch"])
-    )
-    (folder / "initial_state").mkdir()
-    np.array([100], np.float32).tofile(folder / "initial_state" / "hundred")
-    module_repository.add("short", config("onnxruntime", oldest, idle_us=30_000), model=accumulator(["batch"]))
-    module_repository.add("reloaded", config("onnxruntime", oldest), model=accumulator(["batch"]))
     apart = 'parameters { key: "isolation" value { string_value: "process" } }'
     for name, parameters in (("python", ""), ("python_apart", apart)):
         module_repository.add(name, python_config(parameters))
@@ -173,44 +157,21 @@ def server(module_repository: Any, serve: Any) -> Iterator[Any]:
         module_repository.add(name, CAMERA.replace("STRATEGY", strategy), model=watcher())
     every = CAMERA.replace("STRATEGY", oldest) + "version_policy { all {} }\n"
     module_repository.add("watch_all", every, model=watcher())
-    folder = module_repository.add(
-        "broken", config("onnxruntime", "direct { }", initial='data_file: "state"'), model=accumulator(["batch"])
-    )
-    (folder / "initial_state").mkdir()
-    (folder / "initial_state" / "state").write_bytes(b"12")
     with serve(module_repository.path) as process:
         yield process
 
 
-class Stream:
-    """A gRPC stream of tritonclient, and what came back of each request."""
+class Stream(TritonStream):
+    """A stream of single values."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-
-    def __enter__(self) -> Stream:
-        self._client.start_stream(lambda result, error: self._answers.put((result, error)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.stop_stream()
-
-    def send(
+    def send_value(
         self, model: str, value: float, tag: str, *, has_rows: bool = True, name: str = "IN", **flags: Any
     ) -> None:
         array = np.full((1, 1) if has_rows else (1,), value, np.float32)
-        given = grpcclient.InferInput(name, array.shape, "FP32")
-        given.set_data_from_numpy(array)
-        self._client.async_stream_infer(model, [given], request_id=tag, **flags)
+        self.send(model, [infer_input(grpcclient, name, array)], request_id=tag, **flags)
 
     def read(self, count: int) -> list[Any]:
-        found = []
-        for _ in range(count):
-            result, error = self._answers.get(timeout=20)
-            assert error is None, error
-            found.append(result)
-        return found
+        return [self.result() for _ in range(count)]
 
 
 @pytest.fixture
@@ -226,14 +187,14 @@ def totals(results: list[Any], tag: str, output: str = "OUT") -> list[float]:
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("strategy", ["direct", "oldest", "single"])
 def test_interleaved_sequences_on_one_stream_each_keep_their_own_state_and_order(
-    client: Any, strategy: str, backend: str
+    server: Any, strategy: str, backend: str
 ) -> None:
     model, ids = f"{strategy}_{backend}", (1001, 1002)
-    with Stream(client) as stream:
+    with Stream(server.grpc) as stream:
         for i in range(12):
             for id in ids:
                 flags = {"sequence_id": id, "sequence_start": i == 0, "sequence_end": i == 11}
-                stream.send(model, i + id, str(id), has_rows=strategy != "single", **flags)
+                stream.send_value(model, i + id, str(id), has_rows=strategy != "single", **flags)
         results = stream.read(24)
     for id in ids:
         assert totals(results, str(id)) == np.cumsum([i + id for i in range(12)]).tolist()
@@ -242,32 +203,9 @@ def test_interleaved_sequences_on_one_stream_each_keep_their_own_state_and_order
     assert [output.name for output in results[0].get_response().outputs] == ["OUT", "FLAGS"]
 
 
-def test_more_sequences_than_slots_all_complete_correctly(server: Any) -> None:
-    wrong: list[Any] = []
-
-    def one_client(number: int) -> None:
-        with grpcclient.InferenceServerClient(server.grpc) as mine:
-            for model in ("oldest_onnxruntime", "direct_onnxruntime"):
-                with Stream(mine) as stream:
-                    for i in range(6):
-                        flags = {"sequence_id": 5000 + number, "sequence_start": i == 0, "sequence_end": i == 5}
-                        stream.send(model, number, "x", **flags)
-                    found = totals(stream.read(6), "x")
-                if found != [number * (i + 1) for i in range(6)]:
-                    wrong.append((number, model, found))
-
-    threads = [threading.Thread(target=one_client, args=(number,)) for number in range(1, 13)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert wrong == []
-
-
 def test_a_sequence_over_http_with_an_id_that_is_a_string(server: Any) -> None:
     def ask(client: Any, value: float, **flags: Any) -> Any:
-        given = httpclient.InferInput("IN", (1, 1), "FP32")
-        given.set_data_from_numpy(np.full((1, 1), value, np.float32))
+        given = infer_input(httpclient, "IN", np.full((1, 1), value, np.float32))
         return client.infer("python", [given], sequence_id="camera/front", **flags)
 
     with httpclient.InferenceServerClient(server.http) as client:
@@ -280,22 +218,22 @@ def test_a_sequence_over_http_with_an_id_that_is_a_string(server: Any) -> None:
 
 
 @pytest.mark.parametrize("model", ["python", "python_apart"])
-def test_a_python_model_keeps_its_state_per_correlation_id(client: Any, model: str) -> None:
-    with Stream(client) as stream:
+def test_a_python_model_keeps_its_state_per_correlation_id(server: Any, model: str) -> None:
+    with Stream(server.grpc) as stream:
         for i in range(5):
             for id in (7, "seven"):
                 flags = {"sequence_id": id, "sequence_start": i == 0, "sequence_end": i == 4}
-                stream.send(model, i, str(id), **flags)
+                stream.send_value(model, i, str(id), **flags)
         results = stream.read(10)
     for id in ("7", "seven"):
         assert totals(results, id) == [0, 1, 3, 6, 10]
     assert {one.as_numpy("WHO")[0, 0] for one in results} == {b"int", b"str"}
 
 
-def test_an_ensemble_passes_the_sequence_to_its_steps(client: Any) -> None:
-    with Stream(client) as stream:
+def test_an_ensemble_passes_the_sequence_to_its_steps(server: Any) -> None:
+    with Stream(server.grpc) as stream:
         for i in range(4):
-            stream.send("both", 1, "e", name="A", sequence_id=66, sequence_start=i == 0, sequence_end=i == 3)
+            stream.send_value("both", 1, "e", name="A", sequence_id=66, sequence_start=i == 0, sequence_end=i == 3)
         results = stream.read(4)
     assert totals(results, "e", "B") == [1, 3, 6, 10]
     told = [one.get_response().parameters for one in results]
@@ -304,80 +242,9 @@ def test_an_ensemble_passes_the_sequence_to_its_steps(client: Any) -> None:
     assert [one["sequence_end"].bool_param for one in told] == [False, False, False, True]
 
 
-def test_an_ensemble_passes_the_sequence_to_its_steps_over_http(server: Any) -> None:
-    tensor = {"name": "A", "shape": [1, 1], "datatype": "FP32", "data": [1]}
-    flags = {"sequence_id": 2**64 - 1, "sequence_start": True, "sequence_end": True}
-    status, answer = server.infer("both", {"inputs": [tensor], "parameters": flags})
-    assert (status, answer["parameters"]) == (200, flags)
-
-
-def test_a_state_starts_with_the_values_of_its_file(client: Any) -> None:
-    with Stream(client) as stream:
-        stream.send("from_file", 1, "f", sequence_id=3, sequence_start=True)
-        stream.send("from_file", 1, "f", sequence_id=3, sequence_end=True)
-        assert totals(stream.read(2), "f") == [101, 102]
-
-
 def infer(client: Any, model: str, value: float, **flags: Any) -> float:
-    given = grpcclient.InferInput("IN", (1, 1), "FP32")
-    given.set_data_from_numpy(np.full((1, 1), value, np.float32))
+    given = infer_input(grpcclient, "IN", np.full((1, 1), value, np.float32))
     return float(client.infer(model, [given], **flags).as_numpy("OUT")[0, 0])
-
-
-def test_requests_outside_a_sequence_are_refused_with_tritons_message(client: Any) -> None:
-    model = "direct_onnxruntime"
-    with pytest.raises(InferenceServerException, match="must specify a non-zero or non-empty correlation ID") as error:
-        infer(client, model, 1)
-    assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
-    with pytest.raises(
-        InferenceServerException,
-        match="inference request for sequence 40 to model 'direct_onnxruntime' must specify the START flag on the "
-        "first request of the sequence",
-    ):
-        infer(client, model, 1, sequence_id=40)
-    with pytest.raises(InferenceServerException, match="expected an integer, given the string 'x'"):
-        infer(client, model, 1, sequence_id="x", sequence_start=True)
-    two = grpcclient.InferInput("IN", (2, 1), "FP32")
-    two.set_data_from_numpy(np.ones((2, 1), np.float32))
-    with pytest.raises(InferenceServerException, match="must specify batch-size 1"):
-        client.infer(model, [two], sequence_id=41, sequence_start=True)
-    assert infer(client, model, 1, sequence_id=42, sequence_start=True, sequence_end=True) == 1
-
-
-def test_an_idle_sequence_is_closed_and_must_start_again(client: Any, eventually: Callable[..., bool]) -> None:
-    assert infer(client, "short", 1, sequence_id=9, sequence_start=True) == 1
-
-    def is_closed() -> bool:
-        # Each try that still meets the sequence keeps it alive: so look from time to time, less and less often.
-        is_closed.pause_s *= 2
-        threading.Event().wait(is_closed.pause_s)
-        try:
-            infer(client, "short", 1, sequence_id=9)
-        except InferenceServerException as error:
-            return "idle for more than 30 ms" in str(error)
-        return False
-
-    is_closed.pause_s = 0.02
-    assert eventually(is_closed)
-    assert infer(client, "short", 5, sequence_id=9, sequence_start=True, sequence_end=True) == 5
-
-
-def test_a_reload_drops_live_sequences_and_reports_it(
-    server: Any, client: Any, module_repository: Any, eventually: Callable[..., bool]
-) -> None:
-    assert infer(client, "reloaded", 1, sequence_id=9, sequence_start=True) == 1
-    assert infer(client, "reloaded", 1, sequence_id=9) == 2
-    path = module_repository.path / "reloaded" / "config.pbtxt"
-    path.write_text(path.read_text().replace("max_candidate_sequences: 3", "max_candidate_sequences: 4"))
-
-    def is_new() -> bool:
-        batching = client.get_model_config("reloaded").config.sequence_batching
-        return batching.oldest.max_candidate_sequences == 4
-
-    assert eventually(is_new)
-    with pytest.raises(InferenceServerException, match=r"START flag.*began before the model was loaded anew"):
-        infer(client, "reloaded", 1, sequence_id=9)
-    assert infer(client, "reloaded", 7, sequence_id=9, sequence_start=True, sequence_end=True) == 7
 
 
 def test_metadata_and_statistics_of_sequence_models(server: Any, client: Any) -> None:
@@ -390,14 +257,6 @@ def test_metadata_and_statistics_of_sequence_models(server: Any, client: Any) ->
     after = server.statistics("direct_onnxruntime")
     counts = ("inference_count", "execution_count")
     assert [int(after[key]) - int(before.get(key, 0)) for key in counts] == [1, 1]
-
-
-def test_an_invalid_initial_state_fails_only_its_own_model(server: Any) -> None:
-    status, answer = server.ask("/v2/repository/index", {})
-    assert status == 200
-    reasons = {one["name"]: one.get("reason", "") for one in answer}
-    assert "initial_state of 'SUM': expected 4 bytes for FP32 [1], given 2" in reasons.pop("broken")
-    assert set(reasons.values()) == {""}
 
 
 def picture(value: int) -> np.ndarray:
@@ -416,11 +275,7 @@ def test_each_camera_is_a_sequence_with_its_own_state(server: Any, model: str) -
         with FrameStream(server.grpc, model, stream_id=f"camera {value}", keeps_all=True) as stream:
             found[value] = list(stream.results([picture(value)] * 15))
 
-    threads = [threading.Thread(target=camera, args=(value,)) for value in range(1, 7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(camera, range(1, 7))
     for value in range(1, 7):
         assert not [result.error for result in found[value] if result.error]
         assert totals_of_frames(found[value]) == [value * (i + 1) for i in range(15)]
@@ -434,9 +289,7 @@ def test_a_reconnected_camera_starts_a_new_sequence_and_frees_its_old_slot(serve
             assert totals_of_frames(list(stream.results([picture(5)] * 2))) == [5, 10]
 
 
-def test_a_camera_begins_anew_in_a_newer_version_beside_its_own(
-    server: Any, module_repository: Any, eventually: Callable[..., bool]
-) -> None:
+def test_a_camera_begins_anew_in_a_newer_version_beside_its_own(server: Any, module_repository: Any) -> None:
     with FrameStream(server.grpc, "watch_all", keeps_all=True) as stream:
         results = stream.results()
         stream.send(picture(3))
@@ -452,9 +305,7 @@ def test_a_camera_begins_anew_in_a_newer_version_beside_its_own(
         assert versions["2"]["inference_stats"]["success"]["count"] == 2
 
 
-def test_after_a_reload_a_camera_continues_with_a_new_state(
-    server: Any, client: Any, module_repository: Any, eventually: Callable[..., bool]
-) -> None:
+def test_after_a_reload_a_camera_continues_with_a_new_state(server: Any, client: Any, module_repository: Any) -> None:
     with FrameStream(server.grpc, "watch_direct", keeps_all=True) as stream:
         results = stream.results()
         for count in (1, 2):

@@ -7,27 +7,19 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import cv2
 import pytest
 
-COMMAND = Path(sys.executable).parent / "edge-server"
+from tests.kit.eventually import eventually
+from tests.kit.models import picture_sum_config
+from tests.kit.server import COMMAND, serve
 
-EYES = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "image_color" value { string_value: "rgb" } }
-parameters { key: "image_scale" value { string_value: "1" } }
-"""
+EYES = picture_sum_config()
 CAMERAS = """
 [[sources]]
 name = "door"
@@ -55,12 +47,7 @@ def status(server: Any, *options: str) -> str:
 
 
 @pytest.mark.full
-def test_cameras_are_opened_listed_changed_and_closed(
-    serve: Callable[..., AbstractContextManager[Any]],
-    repository: Any,
-    tmp_path: Path,
-    eventually: Callable[[Callable[[], bool]], bool],
-) -> None:
+def test_cameras_are_opened_listed_changed_and_closed(repository: Any, tmp_path: Path) -> None:
     repository.add("eyes", EYES)
     file, out = tmp_path / "cameras.toml", tmp_path / "out.jsonl"
     file.write_text(CAMERAS.format(out=out))
@@ -120,10 +107,7 @@ class TritonPythonModel:
 
 @pytest.mark.full
 def test_each_camera_waits_for_its_own_model_and_names_it(
-    repository: Any,
-    tmp_path: Path,
-    free_ports: Callable[[int], list[int]],
-    eventually: Callable[[Callable[[], bool]], bool],
+    repository: Any, tmp_path: Path, free_ports: Callable[[int], list[int]]
 ) -> None:
     gate, out = tmp_path / "gate", tmp_path / "out.jsonl"
     os.mkfifo(gate)
@@ -165,12 +149,7 @@ def test_a_server_without_cameras_reports_that(zoo: Any) -> None:
 
 
 @pytest.mark.full
-def test_a_folder_gets_one_picture_of_the_face_that_a_camera_shows(
-    serve: Callable[..., AbstractContextManager[Any]],
-    repository: Any,
-    tmp_path: Path,
-    eventually: Callable[[Callable[[], bool]], bool],
-) -> None:
+def test_a_folder_gets_one_picture_of_the_face_that_a_camera_shows(repository: Any, tmp_path: Path) -> None:
     name = "face_detection_yunet"
     shutil.copytree(Path(__file__).parents[2] / "model_repository" / name, repository.path / name)
     whole, cut = tmp_path / "whole", tmp_path / "cut"

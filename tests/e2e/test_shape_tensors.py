@@ -17,7 +17,11 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from onnx import TensorProto, helper
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
+
+from tests.kit.infer_input import infer_input
+from tests.kit.models import finish, identity_config
+from tests.kit.server import serve
 
 TENSORS = """
 backend: "onnxruntime"
@@ -91,9 +95,7 @@ def resizing(kind: int, *, has_start: bool = False) -> onnx.ModelProto:
         helper.make_tensor_value_info("MADE", TensorProto.INT64, [3]),
     ]
     graph = helper.make_graph(nodes, "resizing", inputs, outputs, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model)
-    return model
+    return finish(graph)
 
 
 def config(kind: str, *more: str) -> str:
@@ -101,26 +103,18 @@ def config(kind: str, *more: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     folder = module_repository.add("narrow", config("INT32", BATCHING, WARMUP), model=resizing(TensorProto.INT32))
     (folder / "warmup").mkdir()
     (folder / "warmup" / "size").write_bytes(np.array([4, 4], "<i4").tobytes())
     wide = resizing(TensorProto.INT64)
     module_repository.add("wide", config("INT64", BATCHING), model=wide)
-    module_repository.add("kept", config("INT64", "response_cache { enable: true }"), model=wide)
     module_repository.add("steps", config("INT64", SEQUENCES), model=resizing(TensorProto.INT64, has_start=True))
-    module_repository.add("wrong", config("INT64").replace("dims: [ 2 ]", "dims: [ 3 ]"), model=wide)
-    module_repository.add("same", identity("INT64", "2", batch=0))
+    module_repository.add("same", identity_config("INT64", "2", batch=0))
     module_repository.add("twice", TWICE)
     module_repository.add("twice_again", TWICE.replace('"wide"', '"twice"'))
     module_repository.add("whole", WHOLE)
-    module_repository.add("rows", TWICE.replace("is_shape_tensor: true", "", 1))
-    module_repository.add("short", TWICE.replace("INT64 dims: [ 2 ]", "INT32 dims: [ 2 ]", 1))
-    module_repository.add("real", TWICE.replace("INT64 dims: [ 2 ]", "FP32 dims: [ 2 ]", 1))
-    module_repository.add("free", TWICE.replace("dims: [ 2 ]", "dims: [ -1 ]", 1))
-    with serve(
-        module_repository.path, "--exit-on-error=false", "--strict-readiness=false", "--cache-config=local,size=4194304"
-    ) as server:
+    with serve(module_repository.path) as server:
         yield server
         assert "Traceback" not in server.log(), server.log()
 
@@ -132,9 +126,7 @@ def pictures(count: int, height: int = 4, width: int = 4) -> np.ndarray:
 def tensors(api: Any, images: np.ndarray, size: np.ndarray) -> list[Any]:
     made = []
     for name, array in (("IN", images), ("SIZE", size)):
-        item = api.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-        item.set_data_from_numpy(array)
-        made.append(item)
+        made.append(infer_input(api, name, array))
     return made
 
 
@@ -160,44 +152,6 @@ def test_a_client_sends_shape_values_and_gets_them_once_per_item(server: Any, ap
             check(result, images, height, width)
 
 
-def batches(server: Any, model: str) -> dict[int, int]:
-    return {item["batch_size"]: item["compute_infer"]["count"] for item in server.statistics(model)["batch_stats"]}
-
-
-def ask_at_once(server: Any, asked: list[tuple[int, int, int]]) -> None:
-    """Send requests of (rows, height, width) at the same time, and check each answer."""
-    with triton.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(len(asked)) as pool:
-
-        def ask(one: tuple[int, int, int]) -> None:
-            images = pictures(one[0])
-            check(client.infer("wide", tensors(triton, images, np.array(one[1:], np.int64))), images, *one[1:])
-
-        list(pool.map(ask, asked))
-
-
-def test_requests_with_equal_shape_values_run_as_one_batch(server: Any) -> None:
-    before = batches(server, "wide").get(7, 0)
-    ask_at_once(server, [(4, 8, 8), (1, 8, 8), (2, 8, 8)])
-    assert batches(server, "wide")[7] == before + 1
-
-
-def test_requests_with_different_shape_values_run_separately(server: Any) -> None:
-    before = server.statistics("wide")["execution_count"]
-    ask_at_once(server, [(2, 4, 8), (3, 4, 4), (2, 4, 12)])
-    assert server.statistics("wide")["execution_count"] == before + 3
-
-
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [([2, 8, 8], "3"), ([[8, 8]], "1,2"), ([[8, 8], [8, 8]], "2,2"), ([8], "1")],
-    ids=["with the batch size", "with a batch dimension of 1", "a row each", "too few"],
-)
-def test_shape_values_in_another_form_are_refused_with_the_expected_form(server: Any, size: Any, shown: str) -> None:
-    words = rf"unexpected shape for input 'SIZE' for model 'wide'. Expected \[2\], got \[{shown}\]. NOTE: it is a shape"
-    with triton.InferenceServerClient(server.grpc) as client, pytest.raises(InferenceServerException, match=words):
-        client.infer("wide", tensors(triton, pictures(2), np.array(size, np.int64)))
-
-
 @pytest.mark.parametrize("size", [[0, 4], [-1, 4], [-(2**63), 2]])
 def test_invalid_shape_values_fail_only_their_request(server: Any, size: list[int]) -> None:
     with triton.InferenceServerClient(server.grpc) as client:
@@ -213,14 +167,6 @@ def test_metadata_and_configuration_describe_shape_tensors_as_triton_does(server
     assert [(item["name"], item["shape"]) for item in metadata["outputs"]] == [("OUT", [-1, -1, -1]), ("MADE", [-1, 2])]
     _, found = server.ask("/v2/models/wide/config")
     assert [(item["dims"], item["is_shape_tensor"]) for item in found["input"]] == [([-1, -1], False), ([2], True)]
-
-
-def test_a_cached_response_is_used_for_equal_shape_values_only(server: Any) -> None:
-    images = pictures(2)
-    with triton.InferenceServerClient(server.grpc) as client:
-        for height in (8, 8, 4, 8):
-            check(client.infer("kept", tensors(triton, images, np.array([height, 8]))), images, height, 8)
-    assert server.statistics("kept")["inference_stats"]["cache_hit"]["count"] == 2
 
 
 def test_sequences_with_equal_shape_values_run_as_one_batch(server: Any) -> None:
@@ -254,39 +200,6 @@ def test_an_ensemble_passes_shape_values_to_a_batching_step(server: Any, api: An
             check(client.infer(model, tensors(api, images, np.array([height, width]))), images, height, width)
 
 
-def test_concurrent_requests_to_ensembles_each_get_their_own_size(server: Any) -> None:
-    asked = [(1 + number % 3, 4 + 4 * (number % 2), 4 + 4 * (number % 5)) for number in range(16)]
-    with triton.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(8) as pool:
-
-        def ask(one: tuple[int, int, int]) -> None:
-            for model in ("twice", "whole"):
-                images = pictures(one[0])
-                check(client.infer(model, tensors(triton, images, np.array(one[1:]))), images, *one[1:])
-
-        list(pool.map(ask, asked))
-
-
-@pytest.mark.parametrize(
-    ("model", "size", "message"),
-    [
-        (
-            "twice",
-            [[8, 8], [8, 8]],
-            r"input 'SIZE' for model 'twice'. Expected \[2\], got \[2,2\]. NOTE: it is a shape",
-        ),
-        ("twice", [2, 8, 8], r"input 'SIZE' for model 'twice'. Expected \[2\], got \[3\]. NOTE: it is a shape"),
-        ("twice", [0, 4], r"in ensemble 'twice', step 1 \(model 'wide'\)"),
-        ("whole", [[8, 8]], r"input 'SIZE' for model 'whole'. Expected \[2\], got \[1,2\]."),
-    ],
-)
-def test_an_ensemble_refuses_what_its_step_would_refuse(server: Any, model: str, size: Any, message: str) -> None:
-    with triton.InferenceServerClient(server.grpc) as client:
-        with pytest.raises(InferenceServerException, match=message):
-            client.infer(model, tensors(triton, pictures(2), np.array(size, np.int64)))
-        images = pictures(2)
-        check(client.infer(model, tensors(triton, images, np.array([8, 8]))), images, 8, 8)
-
-
 def test_check_generates_shape_values_for_a_model_and_its_ensemble(
     repository: Any, run_command: Callable[..., Any]
 ) -> None:
@@ -297,38 +210,3 @@ def test_check_generates_shape_values_for_a_model_and_its_ensemble(
     assert done.returncode == 0, done.stderr
     assert "twice" in done.stdout
     assert "wide" in done.stdout
-
-
-def reason_of(server: Any, model: str) -> str:
-    _, index = server.ask("/v2/repository/index", {})
-    return str(next(item for item in index if item["name"] == model)["reason"])
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (
-            "rows",
-            "step 1 (model 'wide'): input 'SIZE' takes tensor 'SIZE' of shape [-1, 2] (input 'SIZE' of the",
-        ),
-        ("short", "takes tensor 'SIZE', a TYPE_INT32 (input 'SIZE' of the ensemble), but the model expects TYPE_INT64"),
-        (
-            "real",
-            "input 'SIZE' data_type: expected TYPE_INT32 or TYPE_INT64, because it is a shape tensor, given TYPE_FP",
-        ),
-        (
-            "free",
-            "input 'SIZE' dims: expected one dimension of a fixed size, because it is a shape tensor of a model",
-        ),
-    ],
-)
-def test_an_ensemble_whose_tensor_cannot_be_shape_values_is_not_served(server: Any, model: str, message: str) -> None:
-    assert message in reason_of(server, model)
-
-
-def test_a_configuration_with_the_batch_size_among_the_shape_values_is_not_served(server: Any) -> None:
-    reason = reason_of(server, "wrong")
-    assert (
-        "input 'SIZE' dims: expected [2], as many as the values of the model file's shape tensor [3] beside the batch "
-        "size, given [3]" in reason
-    )

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from tests.kit.child_processes import children_of
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -24,8 +26,6 @@ BODY = {
     "inputs": [{"name": name, "datatype": "FP32", "shape": [1, 16], "data": ROW} for name in ("INPUT0", "INPUT1")],
     "outputs": [{"name": "OUTPUT0"}],
 }
-Serve = Callable[..., Any]
-Eventually = Callable[..., bool]
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def there(fake_gpu: Any, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def start(serve: Serve, repository: Any, tmp_path: Path, there: dict[str, str]) -> Callable[..., Any]:
+def start(repository: Any, tmp_path: Path, there: dict[str, str]) -> Callable[..., Any]:
     """Return a function that starts a server on the cache that all share."""
     repository.add_sub(config="max_batch_size: 4")
     return lambda: serve(repository.path, f"--engine-cache-dir={tmp_path / 'engines'}", environment=there)
@@ -54,7 +54,7 @@ def builders_of(server: Any) -> list[int]:
     return children_of(server.process.pid, "tensorrt.builds.build_process_main")
 
 
-def stop_builder(server: Any, eventually: Eventually) -> int:
+def stop_builder(server: Any) -> int:
     """Stop the server's builder in the middle of its build; return its process id."""
     stopped: list[int] = []
 
@@ -91,10 +91,10 @@ def assert_answers(server: Any) -> None:
 
 
 def test_a_second_server_serves_until_the_first_has_built_the_shared_engine(
-    start: Callable[..., Any], eventually: Eventually, tmp_path: Path
+    start: Callable[..., Any], tmp_path: Path
 ) -> None:
     with start() as first:
-        builder = stop_builder(first, eventually)
+        builder = stop_builder(first)
         with start() as second:
             words = f"waits: process {first.process.pid} on "
             assert eventually(lambda: engine(second)["phase"].startswith(words), 60.0), (
@@ -118,11 +118,9 @@ def test_a_second_server_serves_until_the_first_has_built_the_shared_engine(
     assert list((tmp_path / "engines" / "work").iterdir()) == []
 
 
-def test_if_the_building_server_is_killed_the_other_builds(
-    start: Callable[..., Any], eventually: Eventually, tmp_path: Path
-) -> None:
+def test_if_the_building_server_is_killed_the_other_builds(start: Callable[..., Any], tmp_path: Path) -> None:
     with start() as first:
-        builder = stop_builder(first, eventually)
+        builder = stop_builder(first)
         with start() as second:
             assert eventually(lambda: "builds it" in engine(second)["phase"], 60.0), engine(second)
             assert builders_of(second) == []
@@ -139,10 +137,10 @@ def test_if_the_building_server_is_killed_the_other_builds(
 
 
 def test_optimize_waits_for_the_engine_that_a_server_builds(
-    start: Callable[..., Any], eventually: Eventually, repository: Any, there: dict[str, str], tmp_path: Path
+    start: Callable[..., Any], repository: Any, there: dict[str, str], tmp_path: Path
 ) -> None:
     with start() as server:
-        builder = stop_builder(server, eventually)
+        builder = stop_builder(server)
         cache, said = tmp_path / "engines", tmp_path / "said"
         command = [
             sys.executable, "-m", "edge_server", "optimize", str(repository.path / MODEL),

@@ -13,16 +13,19 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 WIRES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, identity: Callable[..., str]) -> Iterator[Any]:
-    module_repository.add("same", identity("FP32"))
-    module_repository.add("text", identity("BYTES"))
-    module_repository.add(
-        "slow", identity("FP32", more='parameters { key: "execute_delay_ms" value { string_value: "200" } }')
-    )
+def server(module_repository: Any) -> Iterator[Any]:
+    module_repository.add("same", identity_config("FP32"))
+    module_repository.add("text", identity_config("BYTES"))
+    module_repository.add("slow", identity_config("FP32", more=parameters(execute_delay_ms="200")))
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     module_repository.add_sub("add_sub_openvino", 'backend: "openvino"')
     with serve(module_repository.path, "--allow-client-shm") as server:
@@ -102,19 +105,6 @@ def test_inputs_and_outputs_use_one_segment(client: Any, wire: str, segment: Any
         assert set(answer.get_output("OUTPUT0")) == {"name", "datatype", "shape"}
 
 
-def test_an_input_in_shared_memory_and_an_output_in_the_response_can_be_mixed(
-    client: Any, wire: str, segment: Any
-) -> None:
-    key, handle = segment(64)
-    array = np.arange(16, dtype=np.float32).reshape(1, 16)
-    shm.set_shared_memory_region(handle, [array])
-    client.register_system_shared_memory("in", key, 64)
-    plain = WIRES[wire].InferInput("INPUT1", [1, 16], "FP32")
-    plain.set_data_from_numpy(array)
-    answer = client.infer("add_sub", [given(wire, "INPUT0", (1, 16), "in"), plain])
-    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array * 2)
-
-
 def test_an_equal_request_reads_what_its_region_holds_now(client: Any, wire: str, segment: Any) -> None:
     value = 0.0
     for _ in range(2):
@@ -158,65 +148,6 @@ def test_an_unaligned_region_is_read_and_written_correctly(client: Any, wire: st
     np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 2], 17), array)
 
 
-def test_status_lists_regions_until_they_are_unregistered(server: Any, client: Any, segment: Any) -> None:
-    key, _ = segment(128)
-    client.register_system_shared_memory("mine", key, 64, 32)
-    status, regions = server.ask("/v2/systemsharedmemory/status")
-    assert (status, regions) == (200, [{"name": "mine", "key": key, "offset": 32, "byte_size": 64}])
-    assert server.ask("/v2/systemsharedmemory/region/mine/status")[1] == regions
-    client.unregister_system_shared_memory("mine")
-    assert server.ask("/v2/systemsharedmemory/status")[1] == []
-    assert server.ask("/v2/systemsharedmemory/region/mine/status")[0] == 404
-
-
-def test_an_invalid_region_is_refused_with_the_reason(client: Any, wire: str, segment: Any) -> None:
-    key, _ = segment(64)
-    client.register_system_shared_memory("mine", key, 64)
-
-    def refused(words: str, ask: Callable[[], Any]) -> None:
-        with pytest.raises(InferenceServerException, match=words):
-            ask()
-
-    refused(
-        "shared memory region 'mine' already in manager", lambda: client.register_system_shared_memory("mine", key, 64)
-    )
-    refused(
-        "Unable to open shared memory region: '/edge-no-such'",
-        lambda: client.register_system_shared_memory("gone", "/edge-no-such", 64),
-    )
-    refused("big", lambda: client.register_system_shared_memory("big", key, 1 << 40))
-    refused("past", lambda: client.register_system_shared_memory("past", key, 64, 1 << 40))
-    refused("path", lambda: client.register_system_shared_memory("path", "/../../etc/passwd", 64))
-    refused(
-        "reserved|triton_python",
-        lambda: client.register_system_shared_memory("p", "/triton_python_backend_shm_region_1", 64),
-    )
-    refused(
-        "Unable to find shared memory region: 'nobody'",
-        lambda: client.infer("same", [given(wire, "INPUT0", (1, 4), "nobody")]),
-    )
-    refused("'mine'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 4), "mine", 60)]))
-    refused("'mine'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 64), "mine")]))
-    refused("'mine'", lambda: client.infer("same", [given(wire, "INPUT0", (1, 4), "mine", (1 << 62))]))
-    refused(
-        "OUTPUT0",
-        lambda: client.infer(
-            "same", [given(wire, "INPUT0", (1, 4), "mine")], outputs=[wanted(wire, "OUTPUT0", "mine", 8)]
-        ),
-    )
-    # And the region still works.
-    client.infer("same", [given(wire, "INPUT0", (1, 4), "mine")])
-
-
-def test_an_input_whose_bytes_do_not_fit_its_shape_is_refused(client: Any, wire: str, segment: Any) -> None:
-    key, _ = segment(64)
-    client.register_system_shared_memory("mine", key, 64)
-    tensor = WIRES[wire].InferInput("INPUT0", [1, 4], "FP32")
-    tensor.set_shared_memory("mine", 12)
-    with pytest.raises(InferenceServerException, match=r"input byte size mismatch .* 'same'. Expected 16, got 12"):
-        client.infer("same", [tensor])
-
-
 def test_a_region_unregistered_while_a_request_uses_it_is_released_afterwards(server: Any, segment: Any) -> None:
     key, handle = segment(64)
     array = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -233,8 +164,7 @@ def test_a_region_unregistered_while_a_request_uses_it_is_released_afterwards(se
         client.unregister_system_shared_memory("busy")
         del call
         # The request holds the only instance of the model, so this one is answered after it.
-        plain = tritonclient.grpc.InferInput("INPUT0", [1, 4], "FP32")
-        plain.set_data_from_numpy(array)
+        plain = infer_input(tritonclient.grpc, "INPUT0", array)
         client.infer("slow", [plain])
     ((_, error),) = answers
     if error is None:
@@ -243,12 +173,3 @@ def test_a_region_unregistered_while_a_request_uses_it_is_released_afterwards(se
         # The unregistering overtook the request on its way.
         assert "Unable to find shared memory region: 'busy'" in str(error)
     assert server.ask("/v2/systemsharedmemory/status")[1] == []
-
-
-def test_the_server_does_not_remove_the_segment_of_its_client(server: Any, client: Any, segment: Any) -> None:
-    key, handle = segment(64)
-    shm.set_shared_memory_region(handle, [np.ones(4, np.float32)])
-    client.register_system_shared_memory("mine", key, 64)
-    client.unregister_system_shared_memory("mine")
-    np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [4]), np.ones(4, np.float32))
-    client.register_system_shared_memory("mine", key, 64)

@@ -11,7 +11,6 @@ import importlib.util
 import io
 import json
 import os
-import queue
 import re
 import shutil
 import signal
@@ -25,6 +24,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
+
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.server import serve
+from tests.kit.triton_stream import TritonStream
 
 TINY = Path(__file__).parents[1] / "data/tiny_whisper"
 
@@ -53,13 +57,13 @@ def sound(seconds: float = 2.0) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(TINY, models / "ear/1")
     shutil.copytree(TINY, models / "short/1")
-    plain = 'parameters { key: "vad" value { string_value: "false" } }\n'
+    plain = parameters(vad="false")
     (models / "ear/config.pbtxt").write_text(plain)
-    (models / "short/config.pbtxt").write_text(plain + 'parameters { key: "max_audio_s" value { string_value: "1" } }')
+    (models / "short/config.pbtxt").write_text(plain + parameters(max_audio_s="1"))
     with serve(models, "--wyoming=127.0.0.1:0") as server:
         yield server
         assert "Traceback" not in server.log(), server.log()
@@ -157,15 +161,10 @@ def test_a_killed_process_fails_its_requests_and_comes_back(client: Any, server:
 
 
 def test_tritons_client_sends_a_file_as_a_tensor(server: Any, library: Any) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    audio = grpc_client.InferInput("audio", [1], "BYTES")
-    audio.set_data_from_numpy(np.array([sound()], object))
-    with grpc_client.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer("ear", [audio])
-        result, error = answers.get(timeout=60)
-        client.stop_stream()
-    assert error is None
+    audio = infer_input(grpc_client, "audio", np.array([sound()], object))
+    with TritonStream(server.grpc) as stream:
+        stream.send("ear", [audio])
+        result = stream.result()
     assert result.as_numpy("text_output")[0].decode() == library(task="transcribe").texts[0].strip()
 
 
@@ -225,7 +224,7 @@ def tiny_en(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def english(serve: Any, tiny_en: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def english(tiny_en: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server with the model."""
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(tiny_en, models / "tiny_en/1")

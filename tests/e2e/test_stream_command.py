@@ -11,7 +11,6 @@ import re
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
@@ -26,17 +25,19 @@ import pytest
 
 from edge_server.plugins.cameras.commands import stream_run
 from tests.kit.certificates import self_signed
+from tests.kit.eventually import eventually
+from tests.kit.models import BUNDLED, COFFEE
+from tests.kit.server import COMMAND, serve
 from tests.kit.site import Handler, Site
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 MODEL = "efficientnet_lite0"
 LIMIT_S = 90
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def address(shared_server: Callable[..., AbstractContextManager[Any]], bundled_repository: Path) -> Iterator[str]:
-    with shared_server(bundled_repository) as server:
+def address(shared_server: Callable[..., AbstractContextManager[Any]]) -> Iterator[str]:
+    with shared_server(BUNDLED) as server:
         yield server.grpc
 
 
@@ -102,10 +103,8 @@ def test_every_frame_above_the_models_throughput_is_answered_or_counted_as_dropp
 
 
 @pytest.mark.parametrize("encoding", ["bgr8", "rgb8", "mono8", "jpeg", "png"])
-def test_every_encoding_sends_the_same_frames(
-    stream: Run, address: str, coffee: Path, tmp_path: Path, encoding: str
-) -> None:
-    (tmp_path / "coffee.jpg").write_bytes(coffee.read_bytes())
+def test_every_encoding_sends_the_same_frames(stream: Run, address: str, tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "coffee.jpg").write_bytes(COFFEE.read_bytes())
     done = stream(address, f"--source={tmp_path}", "--fps=0", "--json", f"--encoding={encoding}", "--top-k=3")
     lines, summary = lines_of(done)
     if encoding == "mono8":
@@ -116,9 +115,9 @@ def test_every_encoding_sends_the_same_frames(
     assert summary["answered"] == 1
 
 
-def test_a_folder_is_sent_file_by_file(stream: Run, address: str, coffee: Path, tmp_path: Path) -> None:
+def test_a_folder_is_sent_file_by_file(stream: Run, address: str, tmp_path: Path) -> None:
     for number in range(3):
-        (tmp_path / f"{number}.jpg").write_bytes(coffee.read_bytes())
+        (tmp_path / f"{number}.jpg").write_bytes(COFFEE.read_bytes())
     (tmp_path / "3.png").write_bytes(b"no picture")
     done = stream(address, f"--source={tmp_path}", "--fps=0", "--json")
     lines, summary = lines_of(done)
@@ -291,9 +290,7 @@ class Terminal:
 
 # Both signals have the same handler.
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
-def test_ctrl_c_prints_the_summary_and_restores_the_terminal(
-    address: str, eventually: Callable[[Callable[[], bool]], bool], number: signal.Signals
-) -> None:
+def test_ctrl_c_prints_the_summary_and_restores_the_terminal(address: str, number: signal.Signals) -> None:
     terminal = Terminal(f"--address={address}", f"--model={MODEL}", "--source=pattern", "--streams=2")
     try:
         assert eventually(lambda: terminal.text.count("governor: ") > 3)
@@ -313,13 +310,10 @@ def test_ctrl_c_prints_the_summary_and_restores_the_terminal(
 
 @pytest.mark.full
 def test_after_a_restart_the_command_reconnects_and_counts_frames_in_flight_as_lost(
-    serve: Callable[..., AbstractContextManager[Any]],
-    bundled_repository: Path,
-    eventually: Callable[[Callable[[], bool]], bool],
     free_ports: Callable[[int], list[int]],
 ) -> None:
     (port,) = free_ports(1)
-    with serve(bundled_repository, f"--grpc-port={port}") as first:
+    with serve(BUNDLED, f"--grpc-port={port}") as first:
         process = subprocess.Popen(
             [
                 str(COMMAND), "stream", f"--address={first.grpc}", f"--model={MODEL}", "--source=pattern", "--json",
@@ -340,7 +334,7 @@ def test_after_a_restart_the_command_reconnects_and_counts_frames_in_flight_as_l
         first.stop(signal.SIGKILL)
     try:
         before = len(lines)
-        with serve(bundled_repository, f"--grpc-port={port}"):
+        with serve(BUNDLED, f"--grpc-port={port}"):
             assert eventually(lambda: len(lines) > before + 30)
             process.send_signal(signal.SIGINT)
             process.wait(LIMIT_S)

@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import model_folder
+from tests.kit.server import serve
+
 ANSWERS = {"hello": "Hello!", "count": "one two three", "long": "x" * 40}
 TIMEOUT_S = 1
 STEP_S = 0.05
@@ -20,12 +24,11 @@ STEP_S = 0.05
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two models with a script: `stuck` in a process of its own, where the question "hang" never ends, and `beside`."""
     models = tmp_path_factory.mktemp("models")
     for name, parameters in (("stuck", 'parameters { key: "isolated" value { string_value: "1" } }'), ("beside", "")):
-        (models / name / "1").mkdir(parents=True)
-        (models / name / "config.pbtxt").write_text(f'backend: "scripted_llm" {parameters}')
+        model_folder(models / name, f'backend: "scripted_llm" {parameters}')
         script = {"answers": ANSWERS, "hangs_on": "hang", "step_s": STEP_S if name == "stuck" else 0.0}
         (models / name / "1/script.json").write_text(json.dumps(script))
     with serve(models, f"--hang-timeout-secs={TIMEOUT_S}") as running:
@@ -60,9 +63,7 @@ def stop_process(server: Any, eventually: Callable[..., bool]) -> None:
     [(lambda server, eventually: None, "hang"), (stop_process, "hello")],
     ids=["step_that_never_ends", "process_that_answers_nothing"],
 )
-def test_a_stuck_engine_is_killed_and_its_model_restarts(
-    server: Any, eventually: Callable[..., bool], begin: Callable[..., None], prompt: str
-) -> None:
+def test_a_stuck_engine_is_killed_and_its_model_restarts(server: Any, begin: Callable[..., None], prompt: str) -> None:
     assert eventually(lambda: complete(server, "hello")[0] == 200)
     before = child_of(server)
     begin(server, eventually)
@@ -83,9 +84,7 @@ def test_a_stuck_engine_is_killed_and_its_model_restarts(
     assert "model.hung" in json.dumps(server.ask("/edge/v1/events?follow=false")[1])
 
 
-def test_a_client_that_disconnects_before_its_first_token_frees_its_queue_slot(
-    serve: Any, tmp_path: Path, eventually: Callable[..., bool]
-) -> None:
+def test_a_client_that_disconnects_before_its_first_token_frees_its_queue_slot(tmp_path: Path) -> None:
     """One request fills the KV cache for a minute, in which the counts change with each step; two may wait."""
     (tmp_path / "slow/1").mkdir(parents=True)
     parameters = {"isolated": "1", "max_queue_size": "2", "num_kv_blocks": "1"}
@@ -127,7 +126,7 @@ def test_a_client_that_disconnects_before_its_first_token_frees_its_queue_slot(
         assert eventually(lambda: counts(0, 0))
 
 
-def test_many_short_steps_above_the_time_limit_are_no_hang(server: Any, eventually: Callable[..., bool]) -> None:
+def test_many_short_steps_above_the_time_limit_are_no_hang(server: Any) -> None:
     assert eventually(lambda: complete(server, "hello")[0] == 200)
     before = child_of(server)
     status, answer = complete(server, "long")

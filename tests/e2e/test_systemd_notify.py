@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from typing import Any
 import pytest
 
 from tests.kit.certificates import self_signed
-
-COMMAND = Path(sys.executable).parent / "edge-server"
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
+from tests.kit.models import identity_config
+from tests.kit.server import COMMAND, serve
 
 WATCHDOG_S = 1.0
 HAS_INTERPRETER_LOCK = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -87,19 +89,14 @@ def body() -> dict[str, Any]:
     return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
 
 
-def stub(identity: Callable[..., str], **parameters: str) -> str:
-    more = "\n".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
-    )
-    return identity(more=more).replace('"identity"', '"stub"')
+def stub(**values: str) -> str:
+    return identity_config(more=parameters(**values)).replace('"identity"', '"stub"')
 
 
-def test_ready_is_sent_after_the_loads_and_stopping_before_the_drain(
-    serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
-) -> None:
-    repository.add("same", identity())
-    repository.add("late", stub(identity, stub_open_delay_ms="500"))
-    repository.add("broken", stub(identity, stub_fail_open="no such weights"))
+def test_ready_is_sent_after_the_loads_and_stopping_before_the_drain(repository: Any, manager: Manager) -> None:
+    repository.add("same", identity_config())
+    repository.add("late", stub(stub_open_delay_ms="500"))
+    repository.add("broken", stub(stub_fail_open="no such weights"))
     with serve(repository.path, environment=manager.environment) as server:
         assert eventually(lambda: manager.states() == ["READY=1"])
         before = list(itertools.takewhile(lambda lines: lines[0] != "READY=1", (lines for _, lines in manager.heard)))
@@ -125,14 +122,15 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(
-    serve: Any, module_repository: Any, identity: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Watched]:
+def watched(module_repository: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
-    module_repository.add("same", identity())
+    module_repository.add("same", identity_config())
     no_probe = 'parameters { key: "warmup_probe" value { string_value: "false" } }'
-    greedy = module_repository.add("greedy", identity(more=no_probe).replace('"identity"', '"python"'))
-    (greedy / "1/model.py").write_text(HOLDS_EVERYTHING)
+    module_repository.add(
+        "greedy",
+        identity_config(more=no_probe).replace('"identity"', '"python"'),
+        files={"1/model.py": HOLDS_EVERYTHING},
+    )
     file = folder / "config.toml"
     file.write_text('[log]\nformat = "default"\n')
     manager = Manager(folder / "notify")
@@ -144,7 +142,7 @@ def watched(
         manager.close()
 
 
-def test_the_watchdog_is_notified_in_time_under_load(watched: Watched, eventually: Any) -> None:
+def test_the_watchdog_is_notified_in_time_under_load(watched: Watched) -> None:
     count = len(watched.manager.watchdog_times())
 
     def has_enough() -> bool:
@@ -155,9 +153,7 @@ def test_the_watchdog_is_notified_in_time_under_load(watched: Watched, eventuall
 
 
 @pytest.mark.skipif(not HAS_INTERPRETER_LOCK, reason="the model holds the lock, which this Python does not have")
-def test_a_blocked_event_loop_stops_watchdog_notifications_until_it_runs_again(
-    watched: Watched, eventually: Any
-) -> None:
+def test_a_blocked_event_loop_stops_watchdog_notifications_until_it_runs_again(watched: Watched) -> None:
     manager = watched.manager
     first = len(manager.watchdog_times())
     assert eventually(lambda: len(manager.watchdog_times()) >= first + 2)
@@ -171,10 +167,10 @@ def test_a_blocked_event_loop_stops_watchdog_notifications_until_it_runs_again(
 
 
 def test_a_hung_instance_stops_watchdog_notifications_and_is_named_in_the_status(
-    serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
+    repository: Any, manager: Manager
 ) -> None:
-    repository.add("same", identity())
-    repository.add("stuck", stub(identity, stub_hang="true", warmup_probe="false"))
+    repository.add("same", identity_config())
+    repository.add("stuck", stub(stub_hang="true", warmup_probe="false"))
     with serve(
         repository.path, "--watchdog-run-limit-secs=1", "--exit-timeout-secs=0", environment=manager.environment
     ) as server:
@@ -201,10 +197,8 @@ def sleeps(process: int) -> bool:
     return {stat.rpartition(") ")[2][0] for stat in stats} == {"S"}
 
 
-def test_the_watchdogs_signal_dumps_the_stacks_of_all_threads(
-    serve: Any, repository: Any, identity: Any, manager: Manager, eventually: Any
-) -> None:
-    repository.add("same", identity())
+def test_the_watchdogs_signal_dumps_the_stacks_of_all_threads(repository: Any, manager: Manager) -> None:
+    repository.add("same", identity_config())
     with serve(repository.path, environment=manager.environment) as server:
         # As in a hang. The stack of a thread that runs Python meanwhile may not be readable: it ends the dump.
         assert eventually(lambda: sleeps(server.process.pid))
@@ -214,7 +208,7 @@ def test_the_watchdogs_signal_dumps_the_stacks_of_all_threads(
         assert "edge_server/process/server.py" in server.log()
 
 
-def test_sighup_applies_log_settings_and_names_settings_that_need_a_restart(watched: Watched, eventually: Any) -> None:
+def test_sighup_applies_log_settings_and_names_settings_that_need_a_restart(watched: Watched) -> None:
     server, manager, file = watched.server, watched.manager, watched.file
     before = manager.states()
     file.write_text('[log]\nformat = "json"\nverbose_level = 1\n[lifecycle]\nexit_timeout_s = 3\n')
@@ -258,7 +252,7 @@ def lay_out(pair: tuple[Path, Path], cert: Path, key: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def https(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Https]:
+def https(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Https]:
     folder = tmp_path_factory.mktemp("https")
     pairs = [self_signed(folder, "first", name="first"), self_signed(folder, "second", name="second")]
     cert, key = folder / "server.crt", folder / "server.key"
@@ -269,7 +263,7 @@ def https(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http
 
 
 @pytest.fixture
-def first_shown(https: Https, eventually: Any) -> Https:
+def first_shown(https: Https) -> Https:
     """The server of HTTPS, which shows the first certificate."""
     first = https.lay_out(0)
     https.reload()
@@ -277,9 +271,7 @@ def first_shown(https: Https, eventually: Any) -> Https:
     return https
 
 
-def test_sighup_renews_the_certificate_of_https_unless_it_does_not_match_the_key(
-    first_shown: Https, eventually: Any
-) -> None:
+def test_sighup_renews_the_certificate_of_https_unless_it_does_not_match_the_key(first_shown: Https) -> None:
     https = first_shown
     first, second = (pair[0].read_text().split() for pair in https.pairs)
     https.cert.write_bytes(https.pairs[1][0].read_bytes())
@@ -291,7 +283,7 @@ def test_sighup_renews_the_certificate_of_https_unless_it_does_not_match_the_key
     assert eventually(lambda: https.shown() == second)
 
 
-def test_handshakes_succeed_while_the_certificate_is_renewed(first_shown: Https, eventually: Any) -> None:
+def test_handshakes_succeed_while_the_certificate_is_renewed(first_shown: Https) -> None:
     https = first_shown
     is_over, failures = threading.Event(), []
 
@@ -317,15 +309,15 @@ def test_handshakes_succeed_while_the_certificate_is_renewed(first_shown: Https,
     assert failures == []
 
 
-def test_sighup_scans_the_repository(watched: Watched, identity: Any, eventually: Any) -> None:
+def test_sighup_scans_the_repository(watched: Watched) -> None:
     watched.file.write_text('[log]\nformat = "json"\n')
-    watched.repository.add("more", identity())
+    watched.repository.add("more", identity_config())
     watched.server.process.send_signal(signal.SIGHUP)
     assert eventually(lambda: watched.server.get("/v2/models/more/ready")[0] == 200)
 
 
-def test_a_server_in_a_terminal_ends_with_the_terminal(repository: Any, identity: Any) -> None:
-    repository.add("same", identity())
+def test_a_server_in_a_terminal_ends_with_the_terminal(repository: Any) -> None:
+    repository.add("same", identity_config())
     leader, follower = pty.openpty()
     # A process started where hang-ups are ignored (nohup) goes on ignoring them, and so would the server.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -365,8 +357,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_fatal_gpu_fault_drains_and_sets_its_exit_code(repository: Any, identity: Any) -> None:
-    repository.add("same", identity())
+def test_a_fatal_gpu_fault_drains_and_sets_its_exit_code(repository: Any) -> None:
+    repository.add("same", identity_config())
     done = subprocess.run(
         [sys.executable, "-c", ENDS_ITSELF, "serve", f"--model-repository={repository.path}", "--http-port=0",
          "--grpc-port=0", "--metrics-port=0"],

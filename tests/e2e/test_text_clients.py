@@ -10,11 +10,14 @@ import asyncio
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
 CALL = '{"name": "weather", "arguments": {"city": "Bern", "days": [1, 2]}}'
@@ -37,7 +40,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     for name in ("talker", "thinker", "tiny"):
         (models / name / "1").mkdir(parents=True)
@@ -125,7 +128,7 @@ def test_a_function_is_called_and_its_result_is_answered(client: Any, is_stream:
     assert client.chat("talker", messages, tools=[weather]).message.content == "Cold."
 
 
-def test_models_are_listed_shown_unloaded_and_loaded(client: Any, eventually: Callable[..., bool]) -> None:
+def test_models_are_listed_shown_unloaded_and_loaded(client: Any) -> None:
     def loaded() -> dict[str, Any]:
         return {item.model: item for item in client.ps().models}
 

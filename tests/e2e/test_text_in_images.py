@@ -23,6 +23,10 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.cli.main import main
 from edge_server.plugins.add.text_trial import DRAWN_LINES
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.server import serve
+from tests.kit.together import together
 
 PIPELINE = Path(__file__).parent / "pipelines" / "text_in_images"
 NETWORKS = {"text_detector": "EDGE_TEST_TEXT_DETECTOR", "text_recogniser": "EDGE_TEST_TEXT_RECOGNISER"}
@@ -68,7 +72,7 @@ def server(module_repository: Any, shared_server: Callable[..., Any]) -> Iterato
     isolated = module_repository.path / "isolated_read_text"
     shutil.copytree(module_repository.path / "read_text", isolated)
     with (isolated / "config.pbtxt").open("a") as config:
-        config.write('parameters { key: "isolation" value { string_value: "process" } }\n')
+        config.write(parameters(isolation="process"))
     lines = module_repository.path / "text_lines"
     shutil.copytree(module_repository.path / "text_detector", lines)
     (lines / "config.pbtxt").write_text(READS_LINES)
@@ -87,8 +91,7 @@ def page(lines: list[str], size: int = 32, degrees: float = 0.0) -> bytes:
 
 
 def read(client: Any, library: Any, picture: bytes, model: str = "read_text") -> Any:
-    given = library.InferInput("IMAGE", [1], "BYTES")
-    given.set_data_from_numpy(np.array([picture], dtype=np.object_))
+    given = infer_input(library, "IMAGE", np.array([picture], dtype=np.object_))
     return client.infer(model, [given])
 
 
@@ -143,11 +146,7 @@ def test_requests_at_the_same_time_each_get_their_own_text(server: Any) -> None:
                 if found != wanted:
                     wrong.append((wanted, found))
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(work, range(4))
     assert wrong == []
     after = server.statistics("text_recogniser")
     lines = sum(1 + (index + turn) % 5 for index in range(4) for turn in range(5))
@@ -175,7 +174,7 @@ def test_an_invalid_image_is_a_client_error_and_the_next_one_is_read(server: Any
 
 @pytest.mark.parametrize("source", ["PP-OCRv6, two files", "PP-OCRv4, a folder with a third network"])
 def test_networks_that_one_command_adds_read_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[..., Any], source: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
 ) -> None:
     given = [os.environ[variable] for variable in NETWORKS.values()]
     if "v4" in source:
@@ -192,7 +191,7 @@ def test_networks_that_one_command_adds_read_a_page(
     assert [line["text"] for line in found] == LINES[:4]
 
 
-def test_an_unloaded_network_is_named_in_the_error(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_an_unloaded_network_is_named_in_the_error(tmp_path: Path) -> None:
     write_pipeline(tmp_path)
     flags = ("--model-control-mode=explicit", "--load-model=*")
     with serve(tmp_path, *flags) as server, triton_http.InferenceServerClient(server.http) as client:

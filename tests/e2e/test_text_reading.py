@@ -17,16 +17,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge_server.cli.main import main
 from edge_server.client import FrameStream, Returns
-from tests.e2e.conftest import Repository, finish
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
+from tests.kit.models import Repository, finish
+from tests.kit.server import serve
 
 cv2 = pytest.importorskip("cv2")
 
 SIDE = 128
-DETECTOR = """
-parameters { key: "image_fit" value { string_value: "stretch" } }
-parameters { key: "detection_head" value { string_value: "dbnet" } }
-parameters { key: "detection_text_model" value { string_value: "%s" } }
-"""
+DETECTOR = parameters(image_fit="stretch", detection_head="dbnet", detection_text_model="%s")
 
 
 def detector() -> onnx.ModelProto:
@@ -67,7 +66,7 @@ def recogniser(characters: str = "a\nb") -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
+def server(module_repository: Repository) -> Iterator[Any]:
     add = module_repository.add
     add("lines", DETECTOR % "reader", model=detector())
     add("reader", model=recogniser())
@@ -136,7 +135,7 @@ def test_a_model_that_reads_no_text_is_named(server: Any, picture: bytes, model:
 
 
 def test_a_missing_recogniser_is_named_without_a_picture_and_not_any_more_when_it_comes(
-    server: Any, module_repository: Repository, eventually: Any
+    server: Any, module_repository: Repository
 ) -> None:
     missing = "its lines are not read: detection_text_model names model 'later', which is not loaded"
     unfit = (

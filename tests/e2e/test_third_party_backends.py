@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.kit.model_folder import model_folder
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
 EXAMPLE = Path(__file__).parent.parent / "backends" / "third_party_example"
 
 
-def test_a_third_party_package_serves_its_models(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_a_third_party_package_serves_its_models(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "camera"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1" / "curve.json").write_text('{"gain": 0.04, "offset": 0}')
-    (folder / "config.pbtxt").write_text('backend: "thermal"\n')
+    model_folder(folder, 'backend: "thermal"\n', {"1/curve.json": '{"gain": 0.04, "offset": 0}'})
     paths = [str(EXAMPLE), os.environ.get("PYTHONPATH", "")]
     with serve(tmp_path / "models", environment={"PYTHONPATH": os.pathsep.join(filter(None, paths))}) as server:
         body = {"inputs": [{"name": "COUNTS", "datatype": "UINT16", "shape": [1, 2], "data": [7500, 7000]}]}
@@ -28,9 +27,7 @@ def test_a_third_party_package_serves_its_models(tmp_path: Path, serve: Callable
         np.testing.assert_allclose(answer["outputs"][0]["data"], [26.85, 6.85], rtol=1e-5)
 
 
-def test_a_forest_without_a_configuration_returns_its_librarys_probabilities(
-    tmp_path: Path, serve: Callable[..., Any]
-) -> None:
+def test_a_forest_without_a_configuration_returns_its_librarys_probabilities(tmp_path: Path) -> None:
     pytest.importorskip("treelite")
     xgboost = pytest.importorskip("xgboost")
     datasets = pytest.importorskip("sklearn.datasets")

@@ -16,8 +16,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.triton_stream import TritonStream, is_final
+
 PIPELINE = Path(__file__).parent / "pipelines" / "words"
-ISOLATED = 'parameters { key: "isolation" value { string_value: "process" } }\n'
+ISOLATED = parameters(isolation="process")
 TEXT = "Turn left,  then drive 12.5 m\nto gate 7; déjà vu: 東京!"
 TOKENS = [
     "Turn", " ", "left", ",", "  ", "then", " ", "drive", " ", "12", ".", "5", " ", "m", "\n", "to", " ", "gate", " ",
@@ -46,7 +51,6 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
-Eventually = Callable[..., bool]
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 
@@ -77,46 +81,24 @@ def at_work(server: Any, model: str) -> float:
 
 
 def text_input(text: bytes) -> list[triton_grpc.InferInput]:
-    given = triton_grpc.InferInput("TEXT", [1], "BYTES")
-    given.set_data_from_numpy(np.array([text], dtype=np.object_))
+    given = infer_input(triton_grpc, "TEXT", np.array([text], dtype=np.object_))
     return [given]
 
 
-class Stream:
-    """A gRPC stream of tritonclient, whose results are read from a queue."""
-
-    def __init__(self, server: Any) -> None:
-        self.got: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        self.client = triton_grpc.InferenceServerClient(server.grpc)
-        self.client.start_stream(lambda result, error: self.got.put((result, error)))
-
+class Stream(TritonStream):
     def ask(self, model: str, text: str, request_id: str, **more: Any) -> None:
-        self.client.async_stream_infer(model, text_input(text.encode()), request_id=request_id, **more)
-
-    def next(self) -> Any:
-        result, error = self.got.get(timeout=30)
-        assert error is None, error
-        return result
-
-    def close(self) -> None:
-        self.client.stop_stream()
-        self.client.close()
+        self.send(model, text_input(text.encode()), request_id=request_id, **more)
 
 
 @pytest.fixture
 def stream(server: Any) -> Iterator[Stream]:
-    opened = Stream(server)
-    yield opened
-    opened.close()
-
-
-def is_final(result: Any) -> bool:
-    return bool(result.get_response().parameters["triton_final_response"].bool_param)
+    with Stream(server.grpc) as opened:
+        yield opened
 
 
 def test_each_token_is_a_response_and_the_final_flag_an_empty_one_on_request(stream: Stream, model: str) -> None:
     stream.ask(model, TEXT, "a", enable_empty_final_response=True)
-    results = [stream.next() for _ in range(len(TOKENS) + 1)]
+    results = [stream.result() for _ in range(len(TOKENS) + 1)]
     assert [result.as_numpy("TOKEN")[0].decode() for result in results[:-1]] == TOKENS
     places = [int(result.as_numpy("BEGIN")[0]) for result in results[:-1]]
     assert places == [len("".join(TOKENS[:number])) for number in range(len(TOKENS))]
@@ -129,12 +111,12 @@ def test_without_the_option_no_empty_final_response_is_sent(stream: Stream, mode
     stream.ask(model, TEXT, "first")
     stream.ask(model, "", "nothing")
     stream.ask(model, "end", "last")
-    results = [stream.next() for _ in range(len(TOKENS) + 1)]
+    results = [stream.result() for _ in range(len(TOKENS) + 1)]
     tokens = {"first": [], "nothing": [], "last": []}
     for result in results:
         tokens[result.get_response().id].append(result.as_numpy("TOKEN")[0].decode())
     assert tokens == {"first": TOKENS, "nothing": [], "last": ["end"]}
-    assert stream.got.empty()
+    assert stream.responses.empty()
 
 
 def test_the_tokens_of_many_texts_on_one_stream_keep_their_order(stream: Stream, model: str) -> None:
@@ -144,7 +126,7 @@ def test_the_tokens_of_many_texts_on_one_stream_keep_their_order(stream: Stream,
     found: dict[str, str] = dict.fromkeys(texts, "")
     open_ = set(texts)
     while open_:
-        result = stream.next()
+        result = stream.result()
         name = result.get_response().id
         assert name in open_, "nothing comes after the final response"
         if is_final(result):
@@ -155,11 +137,11 @@ def test_the_tokens_of_many_texts_on_one_stream_keep_their_order(stream: Stream,
 
 
 def test_a_text_that_is_not_utf8_gets_an_error_and_the_stream_continues(stream: Stream, model: str) -> None:
-    stream.client.async_stream_infer(model, text_input(b"\xff\xfe"), request_id="bad")
-    _, error = stream.got.get(timeout=30)
+    stream.send(model, text_input(b"\xff\xfe"), request_id="bad")
+    _, error = stream.answer()
     assert "TEXT is not UTF-8" in str(error)
     stream.ask(model, "goes on", "good")
-    assert [stream.next().as_numpy("TOKEN")[0] for _ in range(3)] == [b"goes", b" ", b"on"]
+    assert [stream.result().as_numpy("TOKEN")[0] for _ in range(3)] == [b"goes", b" ", b"on"]
 
 
 def curl(server: Any, model: str, door: str, body: object) -> subprocess.CompletedProcess[str]:
@@ -234,7 +216,7 @@ def test_generate_on_an_ensemble_reports_invalid_inputs(
 
 @needs_curl
 @pytest.mark.parametrize("model", ["token_stream", "isolated_token_stream", "tidy_tokens"])
-def test_ending_curl_stops_the_producer(server: Any, model: str, eventually: Eventually) -> None:
+def test_ending_curl_stops_the_producer(server: Any, model: str) -> None:
     producer = model.replace("tidy_tokens", "token_stream")
     body = json.dumps({"TEXT": "over and over ", "parameters": {"over_and_over": True}})
     command = ["curl", "-sSN", "-d", body, server.url(f"/v2/models/{model}/generate_stream")]
@@ -281,14 +263,14 @@ def paused(server: Any) -> Iterator[Paused]:
 
 
 def test_a_slow_reader_delays_no_other_and_misses_no_token(
-    server: Any, model: str, paused: Paused, stream: Stream, eventually: Eventually
+    server: Any, model: str, paused: Paused, stream: Stream
 ) -> None:
     words = [f"w{chr(97 + number % 26)}" for number in range(2000)]
     paused.ask(model, " ".join(words), enable_empty_final_response=True)
     # The producer ends although its responses are not read, and others are served.
     assert eventually(lambda: at_work(server, model) == 0, 90.0)
     stream.ask(model, "others", "quick")
-    assert stream.next().as_numpy("TOKEN")[0] == b"others"
+    assert stream.result().as_numpy("TOKEN")[0] == b"others"
     assert paused.got.empty()
     paused.may_go_on.set()
     found = []
@@ -301,9 +283,7 @@ def test_a_slow_reader_delays_no_other_and_misses_no_token(
     assert "".join(found) == " ".join(words)
 
 
-def test_a_slow_reader_that_disconnects_stops_the_producer(
-    server: Any, model: str, paused: Paused, eventually: Eventually
-) -> None:
+def test_a_slow_reader_that_disconnects_stops_the_producer(server: Any, model: str, paused: Paused) -> None:
     paused.ask(model, "over and over ", parameters={"over_and_over": True})
     assert eventually(lambda: at_work(server, model) == 1)
     paused.close()

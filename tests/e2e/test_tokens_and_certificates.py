@@ -7,7 +7,7 @@ import hashlib
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ from tritonclient.utils import InferenceServerException
 
 from edge_server.client import Frame, FrameHeader, FrameStream, StreamError
 from edge_server.protocol import messages
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.models import identity_config
+from tests.kit.server import serve
 
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]})
 
@@ -56,8 +60,8 @@ def curl(url: str, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
 
 
-def test_https_requires_a_client_certificate(serve: Any, repository: Any, identity: Any, tmp_path: Path) -> None:
-    repository.add("one", identity())
+def test_https_requires_a_client_certificate(repository: Any, tmp_path: Path) -> None:
+    repository.add("one", identity_config())
     make_certificates(tmp_path)
     flags = [f"--http-tls-cert={tmp_path}/server.crt", f"--http-tls-key={tmp_path}/server.key"]
     with serve(repository.path, *flags, f"--https-client-ca={tmp_path}/ca.crt", "--model-control-mode=none") as server:
@@ -77,10 +81,8 @@ def test_https_requires_a_client_certificate(serve: Any, repository: Any, identi
         assert curl(url, *ask, *stranger) == "000"
 
 
-def test_a_reload_goes_on_asking_for_certificates_tokens_and_signatures(
-    serve: Any, repository: Any, identity: Any, tmp_path: Path, eventually: Callable[..., bool]
-) -> None:
-    repository.add("one", identity())
+def test_a_reload_goes_on_asking_for_certificates_tokens_and_signatures(repository: Any, tmp_path: Path) -> None:
+    repository.add("one", identity_config())
     make_certificates(tmp_path)
     openssl(tmp_path, "genpkey", "-algorithm", "ed25519", "-out", "signer.key")
     openssl(tmp_path, "pkey", "-in", "signer.key", "-pubout", "-out", "signer.pub")
@@ -107,9 +109,9 @@ def test_a_reload_goes_on_asking_for_certificates_tokens_and_signatures(
 
 
 def test_commands_name_a_certificate_authority_and_a_client_certificate(
-    serve: Any, repository: Any, identity: Any, tmp_path: Path, run_command: Any
+    repository: Any, tmp_path: Path, run_command: Any
 ) -> None:
-    repository.add("one", identity())
+    repository.add("one", identity_config())
     make_certificates(tmp_path)
     flags = [f"--http-tls-cert={tmp_path}/server.crt", f"--http-tls-key={tmp_path}/server.key"]
     root = f"--tls-root={tmp_path}/ca.crt"
@@ -138,8 +140,8 @@ def test_commands_name_a_certificate_authority_and_a_client_certificate(
 
 
 @pytest.fixture
-def guarded(serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path) -> Iterator[Any]:
-    repository.add("one", identity())
+def guarded(repository: Any, tmp_path: Path) -> Iterator[Any]:
+    repository.add("one", identity_config())
     token, digest = make_token(tmp_path)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"alice {digest} inference,model-repository\n")
@@ -151,9 +153,7 @@ def guarded(serve: Any, repository: Any, identity: Callable[..., str], tmp_path:
         assert "Traceback" not in server.log(), server.log()
 
 
-def test_a_token_permits_http_grpc_and_frame_streams_until_it_is_removed(
-    guarded: Any, eventually: Callable[..., bool]
-) -> None:
+def test_a_token_permits_http_grpc_and_frame_streams_until_it_is_removed(guarded: Any) -> None:
     url, bearer = f"http://{guarded.http}", ("-H", f"Authorization: Bearer {guarded.token}")
     load = f"{url}/v2/repository/models/one/load"
     assert curl(load, "-d", "") == "401"
@@ -165,8 +165,7 @@ def test_a_token_permits_http_grpc_and_frame_streams_until_it_is_removed(
     page = guarded.read_metrics()
     assert 'edge_auth_requests_total{name="alice",category="inference"} 1' in page
 
-    given = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
-    given.set_data_from_numpy(np.array([[7]], np.int32))
+    given = infer_input(tritonclient.grpc, "INPUT0", np.array([[7]], np.int32))
     headers = {"authorization": f"Bearer {guarded.token}"}
     with tritonclient.grpc.InferenceServerClient(guarded.grpc) as client:
         with pytest.raises(InferenceServerException, match=r"Authorization: Bearer"):
@@ -197,10 +196,8 @@ def test_a_token_permits_http_grpc_and_frame_streams_until_it_is_removed(
         assert guarded.log().count("no token is needed for: health, metadata, ") == 3
 
 
-def test_probes_and_scrapers_need_a_token_only_if_configured(
-    serve: Any, repository: Any, identity: Callable[..., str], tmp_path: Path, eventually: Callable[..., bool]
-) -> None:
-    repository.add("one", identity())
+def test_probes_and_scrapers_need_a_token_only_if_configured(repository: Any, tmp_path: Path) -> None:
+    repository.add("one", identity_config())
     token, digest = make_token(tmp_path)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"alice {digest} *\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,16 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.models import REPEAT, identity_config
+from tests.kit.server import serve
 from tests.kit.site import Handler, Site
+from tests.kit.triton_stream import TritonStream
 
-IDENTITY = """
-backend: "identity"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-"""
+IDENTITY = identity_config("FP32", "4")
 
-REPEAT = """
-backend: "repeat"
-model_transaction_policy { decoupled: true }
-max_batch_size: 0
-input { name: "IN" data_type: TYPE_INT32 dims: [-1] }
-input { name: "DELAY" data_type: TYPE_UINT32 dims: [-1] }
-input { name: "WAIT" data_type: TYPE_UINT32 dims: [1] }
-output { name: "OUT" data_type: TYPE_INT32 dims: [1] }
-output { name: "IDX" data_type: TYPE_UINT32 dims: [1] }
-"""
 
 CHAIN = """
 platform: "ensemble"
@@ -74,15 +64,14 @@ def write(repository: Any, isolation: str = "") -> Path:
     repository.add("same", IDENTITY)
     repository.add("chain", CHAIN)
     repository.add("repeat", REPEAT)
-    more = f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}' if isolation else ""
-    folder = repository.add("asks", IDENTITY.replace('"identity"', '"python"') + more)
-    (folder / "1" / "model.py").write_text(ASKS)
+    more = parameters(isolation=isolation) if isolation else ""
+    repository.add("asks", IDENTITY.replace('"identity"', '"python"') + more, files={"1/model.py": ASKS})
     path: Path = repository.path
     return path
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any, serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(module_repository: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server that can trace, and traces nothing yet. `server.file` is where to."""
     folder = tmp_path_factory.mktemp("traces")
     with serve(write(module_repository), f"--trace-config=triton,file={folder}/t", "--trace-config=rate=1") as running:
@@ -109,8 +98,7 @@ def plain(settings: Any) -> dict[str, Any]:
 
 
 def infer(client: Any, model: str = "same", name: str = "INPUT0", **more: Any) -> Any:
-    given = client.module.InferInput(name, [1, 4], "FP32")
-    given.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+    given = infer_input(client.module, name, np.array([[1, 2, 3, 4]], np.float32))
     return client.infer(model, [given], **more)
 
 
@@ -141,7 +129,7 @@ def next_file(server: Any) -> Path:
 
 
 @pytest.fixture
-def traced(client: Any, server: Any, eventually: Callable[..., bool]) -> Callable[..., dict[int, dict[str, Any]]]:
+def traced(client: Any, server: Any) -> Callable[..., dict[int, dict[str, Any]]]:
     """Trace what a call does, as one trace, and return it."""
 
     def trace(act: Callable[[], Any], *level: str, model: str = "") -> dict[int, dict[str, Any]]:
@@ -179,33 +167,6 @@ def test_settings_are_read_changed_and_cleared_alike_over_http_and_grpc(client: 
     assert plain(client.update_trace_settings(settings={"log_frequency": None, "trace_rate": None})) == start
 
 
-@pytest.mark.parametrize(
-    ("model", "settings", "code", "message"),
-    [
-        ("", {"trace_file": "x"}, ("501", "UNIMPLEMENTED"), "trace file location can not be updated through network"),
-        ("", {"trace_rate": "x"}, ("400", "INVALID_ARGUMENT"), "Unable to parse 'trace_rate', got: x"),
-        ("", {"trace_level": ["OFF", "TENSORS"]}, ("400", "INVALID_ARGUMENT"), "Expect only one trace level 'OFF'"),
-        ("absent", {"trace_rate": "1"}, ("400", "INVALID_ARGUMENT"), "Request for unknown model : absent"),
-        ("same", {"trace_level": ["TIMESTAMPS"], "trace_rate": "0"}, ("400", "INVALID_ARGUMENT"),
-         "Attempting to set invalid trace setting :sample rate must be non-zero"),
-    ],
-)  # fmt: skip
-def test_an_invalid_change_is_refused_alike_over_http_and_grpc(
-    client: Any, model: str, settings: dict[str, Any], code: tuple[str, str], message: str
-) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        client.update_trace_settings(model, settings)
-    assert message in caught.value.message()
-    assert caught.value.status() == (code[0] if client.wire == "http" else f"StatusCode.{code[1]}")
-
-
-def test_a_settings_body_that_is_no_object_is_refused(server: Any) -> None:
-    for body in (b"[]", b"{", b'"x"'):
-        assert server.request("POST", "/v2/trace/setting", body)[0] == 400
-    with pytest.raises(InferenceServerException, match="unknown model : absent"):
-        triton_http.InferenceServerClient(server.http).get_trace_settings("absent")
-
-
 def test_a_request_is_traced_from_its_arrival_to_its_answer(client: Any, traced: Any) -> None:
     ((_, trace),) = traced(lambda: infer(client, request_id="r9")).items()
     assert (trace["model_name"], trace["model_version"], trace["request_id"]) == ("same", 1, "r9")
@@ -236,15 +197,6 @@ def test_ensemble_steps_and_nested_calls_are_child_traces_with_tensors(client: A
     assert [activity for activity, _ in found[asked]["tensors"]] == ["TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"]
 
 
-def test_settings_of_one_model_do_not_trace_others(client: Any, traced: Any) -> None:
-    def both() -> None:
-        infer(client, "chain", "X")
-        infer(client, "same")
-
-    found = traced(both, model="same")
-    assert [(trace["model_name"], trace.get("parent_id")) for trace in found.values()] == [("same", None)]
-
-
 def test_a_request_that_fails_is_traced_too(client: Any, traced: Any) -> None:
     def ask() -> None:
         with pytest.raises(InferenceServerException):
@@ -255,29 +207,20 @@ def test_a_request_that_fails_is_traced_too(client: Any, traced: Any) -> None:
     assert "COMPUTE_START" not in trace["stamps"]
 
 
+def repeat_inputs(values: list[int], delay_ms: int) -> list[Any]:
+    arrays = {
+        "IN": np.array(values, np.int32),
+        "DELAY": np.full(len(values), delay_ms, np.uint32),
+        "WAIT": np.zeros(1, np.uint32),
+    }
+    return [infer_input(triton_grpc, name, array) for name, array in arrays.items()]
+
+
 def test_a_stream_of_responses_is_one_trace_with_each_output(server: Any, client: Any, traced: Any) -> None:
     def ask() -> None:
-        answers: list[Any] = []
-        done = threading.Event()
-
-        def take(result: Any, error: Any) -> None:
-            answers.append(error or result.as_numpy("OUT").tolist())
-            if len(answers) == 3:
-                done.set()
-
-        with triton_grpc.InferenceServerClient(server.grpc) as stream:
-            stream.start_stream(take)
-            inputs = []
-            for name, dtype, values in (
-                ("IN", "INT32", [4, 5, 6]),
-                ("DELAY", "UINT32", [0] * 3),
-                ("WAIT", "UINT32", [0]),
-            ):
-                inputs.append(triton_grpc.InferInput(name, [len(values)], dtype))
-                inputs[-1].set_data_from_numpy(np.array(values, dtype.lower()))
-            stream.async_stream_infer("repeat", inputs)
-            assert done.wait(20)
-        assert answers == [[4], [5], [6]]
+        with TritonStream(server.grpc) as stream:
+            stream.send("repeat", repeat_inputs([4, 5, 6], 0))
+            assert [stream.result().as_numpy("OUT").tolist() for _ in range(3)] == [[4], [5], [6]]
 
     ((_, trace),) = traced(ask, "TIMESTAMPS", "TENSORS").items()
     outputs = [tensor["data"] for activity, tensor in trace["tensors"]
@@ -288,20 +231,10 @@ def test_a_stream_of_responses_is_one_trace_with_each_output(server: Any, client
 
 def test_a_stream_that_the_client_ends_completes_its_traces(server: Any, client: Any, traced: Any) -> None:
     def ask() -> None:
-        with triton_grpc.InferenceServerClient(server.grpc) as stream:
-            first = threading.Event()
-            stream.start_stream(lambda result, error: first.set())
-            inputs = []
-            for name, dtype, values in (
-                ("IN", "INT32", [1] * 50),
-                ("DELAY", "UINT32", [100] * 50),
-                ("WAIT", "UINT32", [0]),
-            ):
-                inputs.append(triton_grpc.InferInput(name, [len(values)], dtype))
-                inputs[-1].set_data_from_numpy(np.array(values, dtype.lower()))
-            stream.async_stream_infer("repeat", inputs)
-            assert first.wait(20)
-            stream.stop_stream(cancel_requests=True)
+        stream = TritonStream(server.grpc)
+        stream.send("repeat", repeat_inputs([1] * 50, 100))
+        stream.result()
+        stream.close(cancels=True)
 
     ((_, trace),) = traced(ask).items()
     assert {"REQUEST_START", "REQUEST_END"} <= set(trace["stamps"])
@@ -316,28 +249,6 @@ def test_generate_is_traced(server: Any, client: Any, traced: Any) -> None:
 
     ((_, trace),) = traced(ask).items()
     assert {"HTTP_RECV_START", "HTTP_RECV_END", "COMPUTE_START", "INFER_RESPONSE_COMPLETE"} <= set(trace["stamps"])
-
-
-def test_many_clients_at_once_get_every_rateth_request_traced(server: Any, eventually: Callable[..., bool]) -> None:
-    def work() -> None:
-        with triton_grpc.InferenceServerClient(server.grpc) as mine:
-            mine.module = triton_grpc
-            for _ in range(10):
-                infer(mine)
-
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        path = next_file(server)
-        client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"], "trace_rate": "4", "trace_count": "10"})
-        try:
-            threads = [threading.Thread(target=work) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert eventually(path.exists)
-        finally:
-            client.update_trace_settings(settings=dict.fromkeys(("trace_level", "trace_rate", "trace_count")))
-        assert len(by_trace(read(path))) == 10
 
 
 class Collector(Site):
@@ -368,7 +279,7 @@ def collector() -> Iterator[Collector]:
 @pytest.mark.full
 @pytest.mark.parametrize("isolation", ["", "process"])
 def test_spans_are_exported_below_the_callers_span_over_http_and_grpc(
-    repository: Any, serve: Any, collector: Collector, isolation: str
+    repository: Any, collector: Collector, isolation: str
 ) -> None:
     flags = ["mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "opentelemetry,bsp_schedule_delay=100",
              f"opentelemetry,url=http://127.0.0.1:{collector.server_address[1]}/v1/traces"]  # fmt: skip
@@ -403,7 +314,7 @@ def test_spans_are_exported_below_the_callers_span_over_http_and_grpc(
     assert {span.trace_id.hex() for span in collector.spans} == {"1" * 32, "2" * 32}
 
 
-def test_a_server_stopped_by_signal_has_written_every_trace(repository: Any, serve: Any, tmp_path: Path) -> None:
+def test_a_server_stopped_by_signal_has_written_every_trace(repository: Any, tmp_path: Path) -> None:
     repository.add("same", IDENTITY)
     words = [f"triton,file={tmp_path}/t", "triton,log-frequency=100", "level=TIMESTAMPS", "rate=1"]
     with serve(repository.path, *(f"--trace-config={word}" for word in words)) as server:
@@ -415,27 +326,7 @@ def test_a_server_stopped_by_signal_has_written_every_trace(repository: Any, ser
     assert len(by_trace(read(tmp_path / "t.0"))) == 7
 
 
-def test_log_settings_change_what_the_running_server_logs(repository: Any, serve: Any, tmp_path: Path) -> None:
-    """Over both wires, into a log file, in another format from the change on."""
-    repository.add("same", IDENTITY)
-    file = tmp_path / "log"
-    with serve(repository.path, f"--log-file={file}", "--log-format=ISO8601", "--log-verbose=1") as server:
-        with triton_http.InferenceServerClient(server.http) as client:
-            now = client.get_log_settings()
-            assert (now["log_file"], now["log_format"], now["log_verbose_level"]) == (str(file), "ISO8601", 1)
-            assert file.read_text().startswith("20")
-            client.update_log_settings({"log_format": "default", "log_verbose_level": 0})
-        with triton_grpc.InferenceServerClient(server.grpc) as client:
-            client.update_log_settings({"log_info": False})
-            assert client.get_log_settings().settings["log_format"].string_param == "default"
-            with pytest.raises(InferenceServerException, match="log file location can not be updated"):
-                client.update_log_settings({"log_file": "x"})
-        size = len(file.read_text())
-        assert server.stop() == 0
-    assert file.read_text()[size:] == ""
-
-
-def test_trace_and_log_settings_can_be_restricted_to_a_key(repository: Any, serve: Any) -> None:
+def test_trace_and_log_settings_can_be_restricted_to_a_key(repository: Any) -> None:
     groups = ("--http-restricted-api=trace,logging:key=secret", "--grpc-restricted-protocol=trace,logging:key=secret")
     with serve(write(repository), f"--trace-config=triton,file={repository.path.parent}/t", *groups) as running:
         for module, address, header in (
@@ -459,15 +350,14 @@ def test_trace_and_log_settings_can_be_restricted_to_a_key(repository: Any, serv
 
 
 def test_a_log_and_traces_that_cannot_be_written_are_lines_of_status(
-    serve: Any, repository: Any, tmp_path: Path, run_command: Any, eventually: Callable[..., bool]
+    repository: Any, tmp_path: Path, run_command: Any
 ) -> None:
     repository.add("same", IDENTITY)
     traces = tmp_path / "no" / "t"
     flags = ("--log-file=/dev/full", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1")
     with serve(repository.path, *flags, f"--trace-config=triton,file={traces}") as server:
         client = triton_http.InferenceServerClient(server.http)
-        given = triton_http.InferInput("INPUT0", [1, 4], "FP32")
-        given.set_data_from_numpy(np.zeros((1, 4), np.float32))
+        given = infer_input(triton_http, "INPUT0", np.zeros((1, 4), np.float32))
         for _ in range(20):
             client.infer("same", [given])
         client.close()

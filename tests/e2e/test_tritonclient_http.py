@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
-import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from gzip import compress, decompress
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +13,9 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-Sample = Callable[[str], np.ndarray]
+from tests.kit.infer_input import infer_input
+from tests.kit.looped import Looped
+from tests.kit.models import sample_values
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +25,17 @@ def client(zoo: Any) -> Iterator[triton.InferenceServerClient]:
 
 
 @pytest.fixture(scope="module", params=["threads", "asyncio"])
-def any_client(request: pytest.FixtureRequest, client: Any, looped: Any, zoo: Any) -> Iterator[Any]:
+def any_client(request: pytest.FixtureRequest, client: Any, zoo: Any) -> Iterator[Any]:
     if request.param == "threads":
         yield client
         return
-    twin = looped(triton_aio.InferenceServerClient, zoo.http)
+    twin = Looped(triton_aio.InferenceServerClient, zoo.http)
     yield twin
     twin.close()
 
 
 def given(name: str, array: np.ndarray, datatype: str, *, binary: bool = True) -> triton.InferInput:
-    tensor = triton.InferInput(name, list(array.shape), datatype)
-    tensor.set_data_from_numpy(array, binary_data=binary)
-    return tensor
+    return infer_input(triton, name, array, datatype, binary_data=binary)
 
 
 def pair(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -47,15 +43,15 @@ def pair(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return first, first[::-1] * 0.5
 
 
-def test_every_data_type_is_echoed_as_binary(any_client: Any, datatype: str, sample: Sample) -> None:
-    array = sample(datatype)
+def test_every_data_type_is_echoed_as_binary(any_client: Any, datatype: str) -> None:
+    array = sample_values(datatype)
     answer = any_client.infer(f"same_{datatype}", [given("INPUT0", array, datatype)])
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
     assert answer.get_output("OUTPUT0")["datatype"] == datatype
 
 
-def test_every_data_type_of_json_is_echoed_as_json(client: Any, datatype: str, sample: Sample) -> None:
-    array = sample(datatype)
+def test_every_data_type_of_json_is_echoed_as_json(client: Any, datatype: str) -> None:
+    array = sample_values(datatype)
     if datatype in ("FP16", "BF16"):
         pytest.skip("the protocol has no JSON form of it; the refusal is tested with the hostile requests")
     if datatype == "BYTES":
@@ -99,38 +95,6 @@ def test_binary_and_json_tensors_can_be_mixed_in_one_request(
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("rows", [1, 2, 4])
-@pytest.mark.parametrize("model", ["add_sub_onnxruntime", "add_sub_openvino"])
-def test_real_runtimes_answer_every_batch_size(client: Any, model: str, rows: int) -> None:
-    first, second = pair(rows)
-    answer = client.infer(model, [given("INPUT0", first, "FP32"), given("INPUT1", second, "FP32")])
-    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), first + second)
-    np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), first - second)
-
-
-def test_only_the_requested_outputs_are_returned(client: Any) -> None:
-    first, second = pair(1)
-    answer = client.infer(
-        "add_sub_onnxruntime",
-        [given("INPUT0", first, "FP32"), given("INPUT1", second, "FP32")],
-        outputs=[triton.InferRequestedOutput("OUTPUT1")],
-    )
-    assert [item["name"] for item in answer.get_response()["outputs"]] == ["OUTPUT1"]
-    np.testing.assert_array_equal(answer.as_numpy("OUTPUT1"), first - second)
-
-
-def test_an_empty_tensor_is_echoed(client: Any) -> None:
-    answer = client.infer("same_FP32", [given("INPUT0", np.empty((1, 0), np.float32), "FP32")])
-    assert answer.as_numpy("OUTPUT0").shape == (1, 0)
-
-
-def test_a_large_tensor_is_echoed(client: Any) -> None:
-    array = np.arange(8 * 500_000, dtype=np.int32).reshape(8, -1)
-    answer = client.infer("same_INT32", [given("INPUT0", array, "INT32")])
-    np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), array)
-
-
-@pytest.mark.sample
 @pytest.mark.parametrize("binary", [True, False])
 def test_classification_names_the_best_classes_with_their_labels(any_client: Any, binary: bool) -> None:
     scores = np.array([[0.1, 0.7, 0.2, 0.0], [4, 3, 2, 9]], np.float32)
@@ -139,12 +103,6 @@ def test_classification_names_the_best_classes_with_their_labels(any_client: Any
     texts = np.vectorize(_text)(answer.as_numpy("OUTPUT0"))
     assert texts.tolist() == [["0.700000:1:dog", "0.200000:2:hen"], ["9.000000:3:owl", "4.000000:0:cat"]]
     assert answer.get_output("OUTPUT0")["datatype"] == "BYTES"
-
-
-def test_classification_with_too_large_a_count_returns_all_classes(client: Any) -> None:
-    wanted = triton.InferRequestedOutput("OUTPUT0", class_count=1000)
-    answer = client.infer("labelled", [given("INPUT0", np.eye(4, dtype=np.float32)[:1], "FP32")], outputs=[wanted])
-    assert answer.as_numpy("OUTPUT0").shape == (1, 4)
 
 
 @pytest.mark.sample
@@ -159,44 +117,6 @@ def test_bodies_are_compressed_in_both_directions(any_client: Any, there: str | 
         response_compression_algorithm=back,
     )
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), first + second)
-
-
-@pytest.mark.parametrize(("encoding", "expand"), [("gzip", decompress), ("deflate", zlib.decompress)])
-def test_a_compressed_response_has_its_content_encoding(
-    zoo: Any, encoding: str, expand: Callable[[bytes], bytes]
-) -> None:
-    body = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 400], "data": list(range(400))}]}
-    connection = zoo.connection()
-    try:
-        connection.request("POST", "/v2/models/same_INT32/infer", json.dumps(body), {"Accept-Encoding": encoding})
-        reply = connection.getresponse()
-        assert reply.getheader("Content-Encoding") == encoding
-        assert json.loads(expand(reply.read()))["outputs"][0]["data"] == list(range(400))
-    finally:
-        connection.close()
-
-
-def test_a_compressed_request_needs_no_client_library(zoo: Any) -> None:
-    body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}).encode()
-    status, text = zoo.request("POST", "/v2/models/same_INT32/infer", compress(body), {"Content-Encoding": "gzip"})
-    assert status == 200, text
-    assert json.loads(text)["outputs"][0]["data"] == [7]
-
-
-def test_a_raw_body_is_the_input_of_a_one_input_model(zoo: Any) -> None:
-    array = np.arange(6, dtype="<i4")
-    connection = zoo.connection()
-    try:
-        headers = {"Inference-Header-Content-Length": "0"}
-        connection.request("POST", "/v2/models/same_INT32/infer", array.tobytes(), headers)
-        reply = connection.getresponse()
-        length = int(reply.getheader("Inference-Header-Content-Length") or -1)
-        body = reply.read()
-        assert reply.status == http.client.OK, body
-        assert json.loads(body[:length])["outputs"][0]["shape"] == [1, 6]
-        assert body[length:] == array.tobytes()
-    finally:
-        connection.close()
 
 
 def test_the_request_id_is_returned(client: Any) -> None:
@@ -217,13 +137,6 @@ def test_parameters_of_every_type_are_accepted(client: Any) -> None:
     assert answer.get_response()["model_name"] == "same_INT32"
 
 
-def test_a_reserved_parameter_is_refused(zoo: Any) -> None:
-    item = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}
-    status, answer = zoo.infer("same_INT32", {"parameters": {"triton_x": 1}, "inputs": [item]})
-    assert status == 400
-    assert "parameter keys starting with 'triton_' are reserved" in answer["error"]
-
-
 def test_concurrent_requests_each_get_their_own_response(any_client: Any) -> None:
     arrays = [np.full((1 + number % 4, 16), number, np.float32) for number in range(48)]
     asked = [("add_sub_openvino", [given("INPUT0", array, "FP32"), given("INPUT1", array, "FP32")]) for array in arrays]
@@ -241,20 +154,6 @@ def _at_once(client: Any, asked: list[tuple[str, list[triton.InferInput]]]) -> l
 
     answers: list[Any] = client.run(ask())
     return answers
-
-
-def test_clients_on_many_threads_each_get_their_own_responses(zoo: Any) -> None:
-    def ask(thread: int) -> None:
-        with triton.InferenceServerClient(zoo.http) as mine:
-            for number in range(20):
-                first, second = pair(1 + number % 4)
-                first = first + thread
-                inputs = [given("INPUT0", first, "FP32"), given("INPUT1", second, "FP32")]
-                answer = mine.infer("add_sub_openvino", inputs)
-                np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), first + second)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(ask, range(4)))
 
 
 def test_health_covers_the_server_and_each_model(any_client: Any) -> None:
@@ -323,20 +222,6 @@ def test_errors_reach_the_client_with_status_and_message(any_client: Any) -> Non
     with pytest.raises(InferenceServerException, match=r"expects 'INT32'") as caught:
         any_client.infer("same_INT32", [given("INPUT0", array, "FP32")])
     assert caught.value.status() == "400"
-
-
-def test_a_fault_of_the_backend_is_an_error_and_the_server_continues(client: Any) -> None:
-    for _ in range(3):
-        with pytest.raises(InferenceServerException) as caught:
-            client.infer("failing", [given("INPUT0", np.zeros((1, 4), np.float32), "FP32")])
-        assert caught.value.status() == "500"
-    assert client.is_model_ready("failing")
-
-
-def test_a_decoupled_model_is_refused_with_the_reason(zoo: Any) -> None:
-    status, answer = zoo.infer("repeat", {"inputs": []})
-    assert status == 501
-    assert answer["error"] == "HTTP end point doesn't support models with decoupled transaction policy"
 
 
 def test_generate_answers_flat_json(zoo: Any) -> None:

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.kit.eventually import eventually
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 
 @pytest.fixture
 def sign(run_command: Callable[..., Any]) -> Callable[..., None]:
@@ -43,52 +47,32 @@ def reason(server: Any, version: int) -> str:
     return next((item.get("reason", "") for item in index if item.get("version") == str(version)), "")
 
 
-def test_only_models_signed_with_the_key_are_served(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Any, tmp_path: Path, sign: Any
-) -> None:
+def test_only_models_signed_with_the_key_are_served(repository: Any, tmp_path: Path, sign: Any) -> None:
     sign("--new-key", tmp_path / "key")
     sign("--new-key", tmp_path / "stolen")
-    first = stage(repository, tmp_path, identity(), 1)
+    first = stage(repository, tmp_path, identity_config(), 1)
     sign(first, "--key", tmp_path / "key")
     first.rename(repository.path / "echo")
     flags = [f"--signature-public-key={tmp_path / 'key.pub'}", "--repository-poll-secs=0.2"]
     with serve(repository.path, "--model-control-mode=poll", *flags) as server:
         assert answered_by(server) == "1"
 
-        unsigned = stage(repository, tmp_path, identity(), 2)
+        unsigned = stage(repository, tmp_path, identity_config(), 2)
         deploy(repository, unsigned, 2)
         assert eventually(lambda: "there is no SHA256SUMS" in reason(server, 2)), server.log()
         assert answered_by(server) == "1"
 
-        stolen = stage(repository, tmp_path, identity(), 3)
+        stolen = stage(repository, tmp_path, identity_config(), 3)
         sign(stolen, "--key", tmp_path / "stolen")
         deploy(repository, stolen, 3)
         assert eventually(lambda: "not by the owner" in reason(server, 3)), server.log()
         assert answered_by(server) == "1"
 
-        good = stage(repository, tmp_path, identity(), 4)
+        good = stage(repository, tmp_path, identity_config(), 4)
         sign(good, "--key", tmp_path / "key")
         deploy(repository, good, 4)
         assert eventually(lambda: answered_by(server) == "4"), server.log()
         assert "Traceback" not in server.log()
-
-
-def test_after_a_corrupt_upload_the_old_version_serves_until_a_valid_one(
-    serve: Any, repository: Any, identity: Callable[..., str], eventually: Any, tmp_path: Path, sign: Any
-) -> None:
-    first = stage(repository, tmp_path, identity(), 1)
-    sign(first)
-    first.rename(repository.path / "echo")
-    flags = ["--model-control-mode=poll", "--repository-poll-secs=0.2", "--require-checksums"]
-    with serve(repository.path, *flags) as server:
-        second = stage(repository, tmp_path, identity(), 2)
-        sign(second)
-        (second / "2/weights.bin").write_bytes(b"bits that fell over")
-        deploy(repository, second, 2)
-        assert eventually(lambda: "'weights.bin' is not the file that SHA256SUMS lists" in reason(server, 2))
-        assert answered_by(server) == "1"
-        (repository.path / "echo/2/weights.bin").write_bytes(b"weights of 2")
-        assert eventually(lambda: answered_by(server) == "2"), server.log()
 
 
 def test_a_key_that_cannot_be_used_ends_the_start_with_one_line(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -69,7 +69,7 @@ def misses(written: Any, earlier: Any, where: str) -> list[str]:
     return [] if type(written) is type(earlier) else [f"{where}: {written!r} in place of {earlier!r}"]
 
 
-def test_a_server_starts_with_the_state_of_an_earlier_one(box: Path, serve: Callable[..., Any]) -> None:
+def test_a_server_starts_with_the_state_of_an_earlier_one(box: Path) -> None:
     with serve(box / "repository", *flags(box)) as server:
         assert eventually(lambda: server.get(f"/v2/models/{MODEL}/ready")[0] == 200)
         assert [item["version"] for item in server.ask("/edge/v1/models")[1]["models"]] == ["1"]  # it was pinned
@@ -86,7 +86,7 @@ def test_a_server_starts_with_the_state_of_an_earlier_one(box: Path, serve: Call
     assert "cannot be read" not in log
 
 
-def test_the_earlier_server_reads_what_today_s_writes(box: Path, serve: Callable[..., Any]) -> None:
+def test_the_earlier_server_reads_what_today_s_writes(box: Path) -> None:
     shutil.rmtree(box / "state")
     with serve(box / "repository", *flags(box)) as server:
         assert eventually(lambda: digest_of(server) == DIGESTS[2])

@@ -19,6 +19,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_server.client import Frame, FrameHeader, FrameStream
+from tests.kit.models import BUNDLED
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
@@ -64,7 +66,7 @@ def ssd_model() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     module_repository.add("rows", model=rows_model())
     module_repository.add("ssd", model=ssd_model())
     module_repository.add(
@@ -80,7 +82,7 @@ def server(serve: Any, module_repository: Any, bundled_repository: Path) -> Iter
         input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [1, {HEIGHT}, {WIDTH}, 3] }}
         output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [1, {HEIGHT}, {WIDTH}, 3] }}""",
     )
-    shutil.copytree(bundled_repository / DETECTOR, module_repository.path / DETECTOR)
+    shutil.copytree(BUNDLED / DETECTOR, module_repository.path / DETECTOR)
     with serve(module_repository.path) as server:
         yield server
 

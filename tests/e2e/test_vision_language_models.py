@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-import queue
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,10 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 from edge_server.plugins.language.engines.pictures import decode_picture
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.server import serve
+from tests.kit.triton_stream import TritonStream
 
 pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
 pytestmark = pytest.mark.full
@@ -28,10 +31,10 @@ TOKENS = 12
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     shutil.copytree(TINY, models / "seer/1", ignore=shutil.ignore_patterns("make.py"))
-    (models / "seer/config.pbtxt").write_text('parameters { key: "deterministic" value { string_value: "true" } }')
+    (models / "seer/config.pbtxt").write_text(parameters(deterministic="true"))
     (models / "gguf_seer/1").mkdir(parents=True)
     shutil.copy(TINY.parent / "tiny_llm/tiny.gguf", models / "gguf_seer/1/model.gguf")
     shutil.copy(TINY.parent / "tiny_mmproj/mmproj-tiny.gguf", models / "gguf_seer/1")
@@ -93,15 +96,11 @@ def test_a_stream_has_the_same_text_and_its_last_usage_is_exact(server: Any, tru
 def test_a_grpc_stream_takes_the_file_itself(server: Any, truth: tuple[str, int]) -> None:
     sampling = json.dumps({"temperature": 0, "max_tokens": TOKENS}).encode()
     values = {"text_input": QUESTION.encode(), "image": JPEG, "sampling_parameters": sampling}
-    came: queue.Queue[Any] = queue.Queue()
-    with grpc_client.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: came.put((result, error)))
-        inputs = [grpc_client.InferInput(name, [1], "BYTES") for name in values]
-        for tensor, value in zip(inputs, values.values(), strict=True):
-            tensor.set_data_from_numpy(np.array([value], object))
-        client.async_stream_infer("seer", inputs)
-        result, error = came.get(timeout=30)
-    assert error is None, error
+    with TritonStream(server.grpc) as stream:
+        stream.send(
+            "seer", [infer_input(grpc_client, name, np.array([value], object)) for name, value in values.items()]
+        )
+        result = stream.result()
     assert result.as_numpy("text_output")[0].decode() == QUESTION + truth[0]
 
 

@@ -8,7 +8,6 @@ is the published network, run by ONNX Runtime alone, one frame of one microphone
 from __future__ import annotations
 
 import os
-import queue
 import shutil
 import threading
 import wave
@@ -24,6 +23,10 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
+
+from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
+from tests.kit.triton_stream import TritonStream
 
 PIPELINE = Path(__file__).parent / "pipelines" / "voice_activity"
 NETWORK, SPEECH = (os.environ.get(name, "") for name in ("EDGE_TEST_VOICE_DETECTOR", "EDGE_TEST_SPEECH"))
@@ -152,7 +155,7 @@ def server(module_repository: Any, shared_server: Callable[..., Any]) -> Iterato
     for name, other in (
         ("text", config.replace("TYPE_UINT64", "TYPE_STRING")),
         ("direct", config.replace(oldest, "direct {}")),
-        ("isolated", config + 'parameters { key: "isolation" value { string_value: "process" } }\n'),
+        ("isolated", config + parameters(isolation="process")),
     ):
         shutil.copytree(path / "voice_python", path / f"voice_python_{name}")
         (path / f"voice_python_{name}" / "config.pbtxt").write_text(other)
@@ -161,8 +164,7 @@ def server(module_repository: Any, shared_server: Callable[..., Any]) -> Iterato
 
 
 def frame_input(library: Any, frame: np.ndarray) -> list[Any]:
-    given = library.InferInput("AUDIO", [1, FRAME], "FP32")
-    given.set_data_from_numpy(frame[None])
+    given = infer_input(library, "AUDIO", frame[None])
     return [given]
 
 
@@ -182,24 +184,20 @@ def over_http(server: Any, model: str, heard: dict[Any, np.ndarray]) -> dict[Any
 
 def over_one_stream(server: Any, model: str, heard: dict[Any, np.ndarray]) -> dict[Any, np.ndarray]:
     """Send all frames of all microphones in turns on one gRPC stream, without waiting for an answer."""
-    got: queue.Queue[tuple[Any, Any]] = queue.Queue()
     answers: dict[Any, dict[int, float]] = {name: {} for name in heard}
     names = {str(name): name for name in heard}
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: got.put((result, error)))
+    with TritonStream(server.grpc) as stream:
         for number in range(max(len(frames) for frames in heard.values())):
             for name, frames in heard.items():
                 if number < len(frames):
-                    client.async_stream_infer(
+                    stream.send(
                         model, frame_input(triton_grpc, frames[number]), request_id=f"{name}/{number}",
                         sequence_id=name, sequence_start=number == 0, sequence_end=number == len(frames) - 1,
                     )  # fmt: skip
         for _ in range(sum(len(frames) for frames in heard.values())):
-            result, error = got.get(timeout=100)
-            assert error is None, error
+            result = stream.result()
             name, number = result.get_response().id.split("/")
             answers[names[name]][int(number)] = result.as_numpy("SPEECH")[0, 0]
-        client.stop_stream()
     return {name: np.array([values[number] for number in range(len(values))]) for name, values in answers.items()}
 
 

@@ -22,6 +22,10 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from edge_server.client import FrameStream
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.models import REPEAT, identity_config
+from tests.kit.server import serve
 
 pytestmark = pytest.mark.skipif(
     "EDGE_TEST_FAKETIME" not in os.environ, reason="there is no libfaketime; tests/e2e/fetch_faketime.sh brings one"
@@ -118,7 +122,7 @@ def state_of(server: Any, model: str) -> str:
     [pytest.param(jump_s, marks=pytest.mark.soak if jump_s == HOUR else pytest.mark.long) for jump_s in JUMPS_S],
 )
 def test_batches_deadlines_and_the_cache_do_not_use_the_wall_clock(
-    serve: Any, repository: Any, identity: Any, eventually: Any, clock: WallClock, set_clock: Any, jump_s: int
+    repository: Any, clock: WallClock, set_clock: Any, jump_s: int
 ) -> None:
     def batching(delay_us: int) -> str:
         return f"dynamic_batching {{ preferred_batch_size: [2] max_queue_delay_microseconds: {delay_us} }}"
@@ -127,11 +131,11 @@ def test_batches_deadlines_and_the_cache_do_not_use_the_wall_clock(
         policy = f"timeout_action: REJECT default_timeout_microseconds: {timeout_us}"
         return delayed(3000) + f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}"
 
-    repository.add("pair", identity(more=batching(LONG_US)))
-    repository.add("alone", identity(more=batching(SHORT_US)))
-    repository.add("patient", identity(batch=1, more=timed_out_after(LONG_US)))
-    repository.add("hasty", identity(batch=1, more=timed_out_after(SHORT_US)))
-    repository.add("cached", identity(more="response_cache { enable: true }"))
+    repository.add("pair", identity_config(more=batching(LONG_US)))
+    repository.add("alone", identity_config(more=batching(SHORT_US)))
+    repository.add("patient", identity_config(batch=1, more=timed_out_after(LONG_US)))
+    repository.add("hasty", identity_config(batch=1, more=timed_out_after(SHORT_US)))
+    repository.add("cached", identity_config(more="response_cache { enable: true }"))
     flags = ("--cache-config=local,size=1000000", "--governor=false")
     with serve(repository.path, *flags, environment=clock.environment) as server, ThreadPoolExecutor(8) as pool:
         for here, there in ((0, jump_s), (jump_s, 0)):
@@ -153,8 +157,7 @@ def test_batches_deadlines_and_the_cache_do_not_use_the_wall_clock(
             assert sorted(item.result(60)[0] for item in waiting) == [200, 200, 200, 503]
             assert server.infer("cached", body(here))[0] == 200
             assert server.read_counters("cached")["nv_cache_num_hits_per_model"] == hits + 1
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 COUNTER = """
@@ -197,19 +200,18 @@ parameters { key: "image_fit" value { string_value: "stretch" } }
 
 @EACH_JUMP
 def test_sequences_streams_and_idle_models_do_not_use_the_wall_clock(
-    serve: Any, repository: Any, repeat_config: str, conv: Any, identity: Any, eventually: Any,
-    clock: WallClock, set_clock: Any, jump_s: int,
-) -> None:  # fmt: skip
+    repository: Any, conv: Any, clock: WallClock, set_clock: Any, jump_s: int
+) -> None:
     for name, idle_us in (("counter", LONG_US), ("forgetful", SHORT_US)):
         (repository.add(name, counter_config(idle_us)) / "1" / "model.py").write_text(COUNTER)
-    repository.add("repeat", repeat_config)
+    repository.add("repeat", REPEAT)
     repository.add("camera", CAMERA, model=conv)
     (repository.add("talker", 'backend: "scripted_llm"') / "1" / "script.json").write_text(
         json.dumps({"answers": {"hello": "Hello!"}})
     )
     for name, idle_s in (("kept", LONG_US // 1_000_000), ("forgotten", 1)):
         idle = f'parameters {{ key: "idle_unload_s" value {{ string_value: "{idle_s}" }} }}'
-        repository.add(name, identity(more=idle))
+        repository.add(name, identity_config(more=idle))
 
     def count(model: str, **flags: Any) -> int | None:
         status, answer = server.infer(model, body(sequence_id=5, **flags))
@@ -222,8 +224,7 @@ def test_sequences_streams_and_idle_models_do_not_use_the_wall_clock(
         ("DELAY", [0, 2000, 500], "UINT32"),
         ("WAIT", [0], "UINT32"),
     ):
-        tensors.append(grpcclient.InferInput(name, [len(values)], kind))
-        tensors[-1].set_data_from_numpy(np.array(values, np.dtype(kind.lower())))
+        tensors.append(infer_input(grpcclient, name, np.array(values, np.dtype(kind.lower())), kind))
     picture = np.full((32, 32, 3), 90, np.uint8)
     chat = {"model": "talker", "messages": [{"role": "user", "content": "hello"}], "keep_alive": "15m"}
 
@@ -258,13 +259,12 @@ def test_sequences_streams_and_idle_models_do_not_use_the_wall_clock(
                 assert pause_s < 30
             assert count("counter", sequence_end=True) == 3
         client.stop_stream()
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 @EACH_JUMP
 def test_loads_and_upload_detection_do_not_use_the_wall_clock(
-    serve: Any, repository: Any, identity: Any, eventually: Any, clock: WallClock, set_clock: Any, jump_s: int
+    repository: Any, clock: WallClock, set_clock: Any, jump_s: int
 ) -> None:
     whole = repository.add_sub("whole", 'backend: "onnxruntime"') / "1" / "model.onnx"
     content = whole.read_bytes()
@@ -276,7 +276,7 @@ def test_loads_and_upload_detection_do_not_use_the_wall_clock(
         for here, there in ((0, jump_s), (jump_s, 0)):
             set_clock(server, here)
             before = server.log().count("half")
-            repository.add(f"slow{here}", identity(more=slow))
+            repository.add(f"slow{here}", identity_config(more=slow))
             folder = repository.path / f"half{here}" / "1"
             assert eventually(lambda name=f"slow{here}": state_of(server, name) == "LOADING")
             # As rsync writes: a hidden neighbour, which takes the name when it is complete.
@@ -295,17 +295,15 @@ def test_loads_and_upload_detection_do_not_use_the_wall_clock(
             assert eventually(lambda name=f"half{here}": state_of(server, name) == "READY")
             assert [server.infer(f"slow{here}", body())[0], state_of(server, "whole")] == [200, "READY"]
         assert server.read_counters("whole")["edge_model_loads_total"] == loads, "the jump changed no file"
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 @EACH_JUMP
 @pytest.mark.parametrize(("exit_timeout_s", "is_answered"), [(900, True), (1, False)])
 def test_the_drain_does_not_use_the_wall_clock(
-    serve: Any, repository: Any, identity: Any, eventually: Any, clock: WallClock,
-    jump_s: int, exit_timeout_s: int, is_answered: bool,
-) -> None:  # fmt: skip
-    repository.add("slow", identity(batch=1, more=delayed(2000 if is_answered else 3_600_000)))
+    repository: Any, clock: WallClock, jump_s: int, exit_timeout_s: int, is_answered: bool
+) -> None:
+    repository.add("slow", identity_config(batch=1, more=delayed(2000 if is_answered else 3_600_000)))
     flags = (f"--exit-timeout-secs={exit_timeout_s}", "--governor=false")
     with serve(repository.path, *flags, environment=clock.environment) as server, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(server.infer, "slow", body()) for _ in range(2)]

@@ -16,7 +16,6 @@ import onnx
 import pytest
 
 from edge_server.client import Delivery, FrameStream, Returns
-from tests.e2e.conftest import Repository
 from tests.e2e.yolo_exports import (
     CELLS,
     FOUND,
@@ -27,7 +26,6 @@ from tests.e2e.yolo_exports import (
     SIDE,
     ULTRALYTICS,
     YOLOV5,
-    corners,
     depth,
     detect,
     export,
@@ -43,6 +41,9 @@ from tests.e2e.yolo_exports import (
     with_masks,
     with_objectness,
 )  # fmt: skip
+from tests.kit.model_folder import parameters
+from tests.kit.models import Repository
+from tests.kit.server import serve
 
 EXPORTS: dict[str, tuple[np.ndarray, dict[str, str]]] = {
     "detect": (detect(), {}),
@@ -53,31 +54,11 @@ EXPORTS: dict[str, tuple[np.ndarray, dict[str, str]]] = {
     "rtdetr_of_2026": (rtdetr_rows(), {"head": "RTDETRDecoder"}),
     "nms": (final_rows(), {"args": "{'batch': 1, 'nms': True}"}),
 }
-HOSTILE = {
-    "no_literal": {"names": "__import__('os').system('true')"},
-    "nested": {"names": "[" * 100_000},
-    "unclosed": {"names": "{0: 'a', 1: 'b', 2: '" + "\\" * 99_999 + "}"},
-    "huge": {"names": "{0: '" + "x" * (2 << 20) + "'}"},
-    "wrong_count": {"names": "{0: 'a', 1: 'b'}"},
-    "gap": {"names": "{0: 'a', 1: 'b', 9: 'c'}"},
-    "other_size": {"imgsz": "[640, 640]"},
-    "other_stride": {"stride": "32.5"},
-    "other_task": {"task": "semantic"},
-    "no_prototypes": {"task": "segment"},
-    "more_names": {"names": names(tuple("abcdef"))},
-    "end2end_of_another": {"end2end": "True"},
-}
-STATED = """
-parameters { key: "image_fit" value { string_value: "stretch" } }
-parameters { key: "image_scale" value { string_value: "1/255" } }
-parameters { key: "detection_head" value { string_value: "yolo11" } }
-"""
-STRICTER = 'parameters { key: "detection_score_threshold" value { string_value: "0.8" } }'
-TRACKED = 'parameters { key: "track" value { string_value: "bytetrack" } }'
+TRACKED = parameters(track="bytetrack")
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
+def server(module_repository: Repository) -> Iterator[Any]:
     add = module_repository.add
     for name, (answer, changed) in EXPORTS.items():
         add(name, model=export(answer, ULTRALYTICS | changed))
@@ -97,11 +78,6 @@ def server(serve: Any, module_repository: Repository) -> Iterator[Any]:
     add("depth", model=export(depth(), ULTRALYTICS | {"task": "depth"}))
     add("yolov5", model=export(with_objectness(), YOLOV5))
     add("classify", model=export(np.array([0.1, 0.2, 0.7]), ULTRALYTICS | {"task": "classify"}))
-    for name, changed in HOSTILE.items():
-        # The runtime that opens a network most cheaply.
-        add(name, 'backend: "onnxruntime"', model=export(detect(), ULTRALYTICS | changed))
-    add("stated", STATED, model=export(detect(), ULTRALYTICS))
-    add("stricter", STRICTER, model=export(detect(), ULTRALYTICS))
     with serve(module_repository.path) as server:
         yield server
 
@@ -202,13 +178,6 @@ def test_classes_of_a_classifier(server: Any, picture: bytes) -> None:
     ]  # fmt: skip
 
 
-def test_frames_of_a_stream_are_answered_with_boxes(server: Any, picture: bytes) -> None:
-    with FrameStream(server.grpc, "detect") as stream:
-        (result,) = stream.results([picture])
-    assert not result.error
-    assert [item.label for item in result.detections] == [NAMES[0], NAMES[2]]
-
-
 def test_clients_of_v2_see_the_model_as_its_file_says(server: Any, picture: bytes) -> None:
     config = server.ask("/v2/models/detect/config")[1]
     assert all(key.startswith("edge_") for key in config["parameters"])
@@ -225,33 +194,12 @@ def test_clients_of_v2_see_the_model_as_its_file_says(server: Any, picture: byte
     assert (output["datatype"], output["shape"]) == ("FP32", [1, 4 + len(NAMES), CELLS])
 
 
-@pytest.mark.parametrize("model", HOSTILE)
-def test_metadata_that_do_not_fit_are_not_believed(server: Any, picture: bytes, model: str) -> None:
-    (note,) = [note for note in server.notes(model) if "metadata" in note]
-    assert note.startswith("its metadata are those of a YOLO export, but nothing is recognised: ")
-    assert len(note) < 300
-    status, body = server.request("POST", f"/edge/v1/models/{model}/perception", picture)
-    assert (status, note in json.loads(body)["error"]) == (400, True)
-    assert server.ask(f"/v2/models/{model}")[1]["outputs"][0]["shape"] == [1, 4 + len(NAMES), CELLS]
-
-
-def test_a_stated_head_wins(server: Any, picture: bytes) -> None:
-    first = perceive(server, "stated", picture)["detections"][0]
-    assert first["label"] == ""
-    assert first["x_min"] == pytest.approx(corners()[0, 0] * 640 / SIDE, abs=1)
-    assert not any("metadata" in note for note in server.notes("stated"))
-
-
-def test_other_stated_parameters_hold_beside_the_recognised_ones(server: Any, picture: bytes) -> None:
-    assert [item["label"] for item in perceive(server, "stricter", picture)["detections"]] == [NAMES[0]]
-
-
 REAL = Path(os.environ.get("EDGE_TEST_YOLO_EXPORT", "/nonexistent"))
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not REAL.is_file(), reason="the network is not here: tests/e2e/fetch_pipeline_models.sh fetches it")
-def test_a_real_export_finds_what_its_runtime_finds(serve: Any, repository: Repository) -> None:
+def test_a_real_export_finds_what_its_runtime_finds(repository: Repository) -> None:
     """A face in a picture of the input's size, which needs no resizing."""
     cv2, ort = pytest.importorskip("cv2"), pytest.importorskip("onnxruntime")
     astronaut = pytest.importorskip("skimage.data").astronaut()[:SIDE, 64 : 64 + SIDE]

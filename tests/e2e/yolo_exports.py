@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.e2e.conftest import finish
+from tests.kit.models import finish
 
 SIDE = 320
 CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))

@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -24,8 +23,8 @@ import grpc
 import pytest
 
 from edge_server.protocol import messages
+from tests.kit.server import COMMAND
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
 PROGRAMS = {
     name: os.environ.get(f"EDGE_TEST_{name.upper()}") or shutil.which(name) or ""

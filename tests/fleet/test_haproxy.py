@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,9 +29,11 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.infer_input import infer_input
+from tests.kit.server import COMMAND
+
 SHIPPED = Path(__file__).parents[2] / "fleet" / "haproxy" / "haproxy.cfg"
 HAPROXY = os.environ.get("EDGE_TEST_HAPROXY") or shutil.which("haproxy") or ""
-COMMAND = Path(sys.executable).parent / "edge-server"
 MIN_REQUESTS = 1700
 """Of each wire, in a round of restarts."""
 
@@ -259,8 +260,7 @@ KINDS = (("fast", SMALL), ("fast", SMALL), ("fast", LARGE), ("fast", SMALL), ("s
 
 def triton_infer(module: Any, client: Any, model: str, data: Any, **more: Any) -> tuple[Any, str]:
     """Return OUTPUT0 and the version that answered."""
-    given = module.InferInput("INPUT0", list(data.shape), "FP32")
-    given.set_data_from_numpy(data)
+    given = infer_input(module, "INPUT0", data)
     result = client.infer(model, [given], **more)
     response = result.get_response()
     version = response["model_version"] if isinstance(response, dict) else response.model_version
@@ -555,8 +555,7 @@ def test_all_requests_of_a_sequence_reach_the_same_server(fleet: Fleet, wire: st
     # A client for each request: not the connection but the address of the client decides.
     for number in range(1, 21):
         with module.InferenceServerClient(f"127.0.0.1:{getattr(fleet, f'{wire}_sequences')}") as client:
-            given = module.InferInput("IN", [1, 1], "FP32")
-            given.set_data_from_numpy(np.array([[number]], np.float32))
+            given = infer_input(module, "IN", np.array([[number]], np.float32))
             result = client.infer("sum", [given], sequence_id=42, sequence_start=number == 1, sequence_end=number == 20)
             sums.append(int(result.as_numpy("OUT")[0, 0]))
     assert sums == list(itertools.accumulate(range(1, 21)))
@@ -564,8 +563,7 @@ def test_all_requests_of_a_sequence_reach_the_same_server(fleet: Fleet, wire: st
 
 def test_a_stream_gets_each_response_before_it_sends_the_next_request(fleet: Fleet) -> None:
     results: queue.Queue[Any] = queue.Queue()
-    given = tritonclient.grpc.InferInput("INPUT0", list(SMALL.shape), "FP32")
-    given.set_data_from_numpy(SMALL)
+    given = infer_input(tritonclient.grpc, "INPUT0", SMALL)
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{fleet.grpc}") as client:
         client.start_stream(lambda result, error: results.put((result, error)))
         for _ in range(3):

@@ -28,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from edge_server.telemetry.metrics_page import Family
+from tests.kit.infer_input import infer_input
 
 pytestmark = [
     pytest.mark.soak,
@@ -162,14 +163,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def infer_grpc(client: grpc_client.InferenceServerClient, value: int) -> int:
-    item = grpc_client.InferInput("INPUT0", [1], "INT32")
-    item.set_data_from_numpy(np.array([value], np.int32))
+    item = infer_input(grpc_client, "INPUT0", np.array([value], np.int32))
     return int(client.infer("sleeper", [item]).as_numpy("OUTPUT0")[0])
 
 
 def infer_http(client: http_client.InferenceServerClient, value: int) -> int:
-    item = http_client.InferInput("INPUT0", [1], "INT32")
-    item.set_data_from_numpy(np.array([value], np.int32))
+    item = infer_input(http_client, "INPUT0", np.array([value], np.int32))
     return int(client.infer("sleeper", [item]).as_numpy("OUTPUT0")[0])
 
 
@@ -244,8 +243,7 @@ def test_unmodified_clients_get_answers_errors_and_streams(cluster: Cluster) -> 
             over_http.unload_model("sleeper")
         found: queue.Queue[Any] = queue.Queue()
         over_grpc.start_stream(lambda result, error: found.put((result, error)))
-        item = grpc_client.InferInput("COUNT", [1], "INT32")
-        item.set_data_from_numpy(np.array([3], np.int32))
+        item = infer_input(grpc_client, "COUNT", np.array([3], np.int32))
         over_grpc.async_stream_infer("repeat", [item])
         numbers = []
         for _ in range(3):

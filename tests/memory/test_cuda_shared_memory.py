@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from edge_server.backends.cuda import cuda_devices, cuda_driver
 from edge_server.errors import AlreadyExists, InvalidRequest, NotFound, ServingFault, Unsupported
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.shared_memory import SharedMemoryRegistry
+from tests.kit.together import together
 
 
 def _fake_cuda() -> Any:
@@ -203,11 +203,7 @@ def test_many_threads_register_pin_and_unregister_without_a_leak(gpu: Any, regio
             regions.cuda.unregister(name)
             pin.release()
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "a", "b", "c")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(work, ("a", "a", "b", "c"))
     assert wrong == []
     regions.cuda.unregister()
     assert library.fake_cuda_open_count() == 0

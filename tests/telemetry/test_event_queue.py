@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from edge_server.telemetry.event_bus import EventQueue
+from tests.kit.together import together
 
 
 def test_events_are_published_once_and_in_order() -> None:
@@ -46,11 +46,7 @@ def test_many_threads_publish_everything_once_and_each_in_its_order() -> None:
             events.publish()
             mine.append((thread, number) in published)
 
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(work, range(4))
     assert all(mine), "publish returns when the own events are published"
     assert len(published) == len(set(published)) == 800
     assert [[number for who, number in published if who == thread] for thread in range(4)] == [list(range(200))] * 4

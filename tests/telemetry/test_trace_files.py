@@ -10,7 +10,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from edge_server.telemetry import trace_collector, trace_record
 from edge_server.telemetry.trace_collector import TraceFile
 from edge_server.telemetry.trace_record import TracedRequest
 from edge_server.telemetry.tracing import Traces
+from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 
 def traces_to(path: Path, *more: str) -> Traces:
@@ -113,7 +115,7 @@ def test_a_request_that_is_refused_and_submitted_again_is_one_trace_of_the_last(
     assert names_of(path, 1).count("REQUEST_END") == 1
 
 
-def test_the_file_is_whole_after_each_addition_and_not_at_the_end_only(tmp_path: Path, eventually: Any) -> None:
+def test_the_file_is_whole_after_each_addition_and_not_at_the_end_only(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     traces = traces_to(path)
     for count in (1, 2, 3):
@@ -128,11 +130,7 @@ def test_the_file_is_whole_after_each_addition_and_not_at_the_end_only(tmp_path:
 def test_traces_of_many_threads_are_all_written_and_none_twice(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     traces = traces_to(path)
-    writers = [threading.Thread(target=lambda: [run(traces) for _ in range(100)]) for _ in range(4)]
-    for thread in writers:
-        thread.start()
-    for thread in writers:
-        thread.join()
+    together(lambda _: [run(traces) for _ in range(100)], range(4))
     traces.close(30)
     assert sorted(head["id"] for head in heads(path)) == list(range(1, 401))
 
@@ -169,7 +167,7 @@ def test_a_log_frequency_fills_numbered_files_and_the_end_writes_the_rest(tmp_pa
     assert sorted(os.listdir(tmp_path)) == ["t.json.0", "t.json.1", "t.json.2"]
 
 
-def test_a_count_ends_with_a_numbered_file_and_a_stop_before_it_with_the_file(tmp_path: Path, eventually: Any) -> None:
+def test_a_count_ends_with_a_numbered_file_and_a_stop_before_it_with_the_file(tmp_path: Path) -> None:
     traces = traces_to(tmp_path / "done", "count=2")
     for _ in range(2):
         run(traces)
@@ -182,9 +180,7 @@ def test_a_count_ends_with_a_numbered_file_and_a_stop_before_it_with_the_file(tm
     assert len(heads(tmp_path / "stopped")) == 1
 
 
-def test_new_settings_write_what_the_old_ones_collected_once_its_last_request_is_through(
-    tmp_path: Path, eventually: Any
-) -> None:
+def test_new_settings_write_what_the_old_ones_collected_once_its_last_request_is_through(tmp_path: Path) -> None:
     traces = traces_to(tmp_path / "t", "triton,log-frequency=100")
     run(traces)
     open_trace = begin(traces)
@@ -234,7 +230,7 @@ def test_a_full_disk_costs_the_traces_that_do_not_fit_and_leaves_the_file_whole(
 
 
 def test_a_file_that_cannot_be_written_is_one_line_and_a_problem_until_it_can(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], bool]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "no" / "t"
     traces = traces_to(path)
@@ -252,9 +248,7 @@ def test_a_file_that_cannot_be_written_is_one_line_and_a_problem_until_it_can(
     assert caplog.messages[1:] == [f"50 trace(s) were lost while '{path}' could not be written"]
 
 
-def test_a_problem_of_a_file_ends_with_the_settings_that_name_it(
-    tmp_path: Path, eventually: Callable[[Callable[[], bool]], bool]
-) -> None:
+def test_a_problem_of_a_file_ends_with_the_settings_that_name_it(tmp_path: Path) -> None:
     traces = traces_to(tmp_path / "no" / "t")
     run(traces)
     assert eventually(lambda: traces.problem() != "")

@@ -27,6 +27,7 @@ from onnx import TensorProto, helper
 
 from edge_server.plugins.fleet.follow.installed_models import MARK
 from edge_server.plugins.fleet.release import SAMPLE_NAME
+from tests.kit.infer_input import infer_input
 
 COMMAND = str(Path(sys.executable).parent / "edge-server")
 
@@ -165,8 +166,7 @@ class Load:
         self._ask(tritonclient.grpc, [tritonclient.grpc.InferenceServerClient(server.grpc) for server in servers])
 
     def _ask(self, package: Any, clients: Sequence[Any]) -> None:
-        tensor = package.InferInput("X", [1, 4], "FP32")
-        tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
+        tensor = infer_input(package, "X", np.ones((1, 4), np.float32))
         while not self._is_done.is_set():
             for client in clients:
                 try:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.server import serve
+
 pytest.importorskip("tuf")
 from tests.e2e.boxes.fleet_of_boxes import Box, Fleet, Site
 from tests.e2e.test_documentation import ROOT, Block, Terminal, blocks
@@ -24,7 +26,7 @@ MODEL = "efficientnet_lite0"
 
 
 def test_a_day_from_the_first_key_to_a_release_that_is_taken_back(
-    tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     terminal = Terminal(tmp_path, SimpleNamespace(http="127.0.0.1:9", grpc="127.0.0.1:9"), serve)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.kit.server import serve
 
 pytest.importorskip("tuf")
 
@@ -59,7 +60,6 @@ def test_good_releases_reach_all_boxes_and_bad_ones_the_first_wave_at_most(
     pause_s: float,
     is_over_mqtt: bool,
     tmp_path: Path,
-    serve: Any,
     request: pytest.FixtureRequest,
 ) -> None:
     broker = f"mqtt://127.0.0.1:{request.getfixturevalue('broker').port}" if is_over_mqtt else ""

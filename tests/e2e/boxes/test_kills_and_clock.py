@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 import tritonclient.http
 
+from tests.kit.infer_input import infer_input
+from tests.kit.server import serve
+
 pytest.importorskip("tuf")
 
 from edge_server.plugins.fleet.follow.installed_models import FOLDER
@@ -37,7 +40,7 @@ def site(publisher: Publisher) -> Iterator[Site]:
 
 
 @pytest.fixture
-def make_box(tmp_path: Path, publisher: Publisher, site: Site, serve: Any) -> Callable[..., Box]:
+def make_box(tmp_path: Path, publisher: Publisher, site: Site) -> Callable[..., Box]:
     def make(**more: Any) -> Box:
         (tmp_path / "box").mkdir(exist_ok=True)
         flags = (
@@ -56,8 +59,7 @@ def publish(publisher: Publisher, factor: float) -> None:
 
 
 def answer(box: Box) -> float:
-    tensor = tritonclient.http.InferInput("X", [1, 4], "FP32")
-    tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
+    tensor = infer_input(tritonclient.http, "X", np.ones((1, 4), np.float32))
     with tritonclient.http.InferenceServerClient(box.address) as client:
         return float(client.infer("m", [tensor]).as_numpy("Y")[0, 0])
 

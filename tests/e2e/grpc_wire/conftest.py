@@ -8,7 +8,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from hyperframe.frame import (
 )
 
 from edge_server.protocol import messages
+from tests.kit.model_folder import model_folder
+from tests.kit.models import REPEAT, identity_config, picture_sum_config
+from tests.kit.server import serve
 
 SERVICE = "/inference.GRPCInferenceService/"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -62,15 +65,7 @@ class TritonPythonModel:
 """
 
 
-CAMERA = """
-backend: "stub"
-max_batch_size: 1
-input { name: "IN" data_type: TYPE_FP32 dims: [3, 8, 8] }
-output { name: "SUM" data_type: TYPE_FP32 dims: [1] }
-parameters { key: "stub_op" value { string_value: "sum" } }
-parameters { key: "image_color" value { string_value: "rgb" } }
-parameters { key: "image_scale" value { string_value: "1" } }
-"""
+CAMERA = picture_sum_config()
 
 
 @dataclass
@@ -456,21 +451,20 @@ def transport_flags(transport: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def wire_models(tmp_path_factory: pytest.TempPathFactory, identity: Callable[..., str], repeat_config: str) -> Path:
+def wire_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models that these tests ask for."""
     models = tmp_path_factory.mktemp("wire")
 
     def add(name: str, config: str, source: str = "") -> None:
-        (models / name / "1").mkdir(parents=True)
-        (models / name / "config.pbtxt").write_text(config)
+        model_folder(models / name, config)
         if source:
             (models / name / "1" / "model.py").write_text(source)
 
     delayed = 'parameters {{ key: "execute_delay_ms" value {{ string_value: "{}" }} }}'
-    add("same", identity("UINT8"))
-    add("slow", identity("UINT8", batch=1, more=delayed.format(250)))
-    add("batched", identity("UINT8", batch=64, more=delayed.format(20) + "\ndynamic_batching { }"))
-    add("repeat", repeat_config)
+    add("same", identity_config("UINT8"))
+    add("slow", identity_config("UINT8", batch=1, more=delayed.format(250)))
+    add("batched", identity_config("UINT8", batch=64, more=delayed.format(20) + "\ndynamic_batching { }"))
+    add("repeat", REPEAT)
     add("camera", CAMERA)
     add(
         "parameters",
@@ -489,12 +483,11 @@ def make_target() -> type[Target]:
 
 
 @pytest.fixture(scope="session")
-def wire_server(serve: Any, wire_models: Path, transport: str, transport_flags: tuple[str, ...]) -> Iterator[Target]:
+def wire_server(wire_models: Path, transport: str, transport_flags: tuple[str, ...]) -> Iterator[Target]:
     """One server for each transport, which no test changes."""
     with serve(wire_models, "--grpc-header-forward-pattern=x-.*", *transport_flags) as server:
         yield Target(server, transport)
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
 @pytest.fixture

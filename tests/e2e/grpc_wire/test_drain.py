@@ -18,6 +18,8 @@ import pytest
 from hyperframe.frame import DataFrame, GoAwayFrame
 
 from edge_server.protocol import messages
+from tests.kit.eventually import eventually
+from tests.kit.server import serve
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -26,7 +28,7 @@ HIGHEST = 2**31 - 1
 
 @pytest.fixture
 def start(
-    serve: Any, wire_models: Path, transport: str, transport_flags: tuple[str, ...], make_target: Any
+    wire_models: Path, transport: str, transport_flags: tuple[str, ...], make_target: Any
 ) -> Iterator[Callable[..., Any]]:
     """`start(*flags)`: a server of the test's own that may be stopped."""
     if transport == "grpcio":
@@ -141,7 +143,7 @@ def test_silent_and_hostile_clients_do_not_delay_the_stop(start: Any) -> None:
 
 @pytest.mark.parametrize("shape", ["one address", pytest.param("two addresses", marks=pytest.mark.full)])
 def test_a_sending_client_loses_no_call_when_one_of_two_servers_stops(
-    start: Any, free_ports: Callable[[int], list[int]], eventually: Callable[..., bool], shape: str
+    start: Any, free_ports: Callable[[int], list[int]], shape: str
 ) -> None:
     """grpcio's own client as it comes: no retry policy, no waiting for a connection. Both servers are ready before."""
     if shape == "one address":

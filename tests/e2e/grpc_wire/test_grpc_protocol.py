@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import gzip
 import queue
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 import pytest
-from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame, SettingsFrame
+from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame
 
 from edge_server.protocol import messages
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
 from edge_server.protocol.frame_messages import Delivery, Frame, FrameHeader, FrameResult, StreamOpened, StreamRequest
+from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"
@@ -72,54 +73,15 @@ def test_an_empty_message_is_a_message(target: Any, path: str) -> None:
     assert target.channel().unary_unary(path)(b"", timeout=30) == b"\x08\x01"
 
 
-EDGES = (1, 16_384, 65_535, 1 << 20, pytest.param((1 << 24) - 1, marks=pytest.mark.full))
-"""A frame at its default size, a window at its default size, and a frame at its largest size."""
-
-
-@pytest.mark.parametrize("size", EDGES)
-def test_messages_near_frame_and_window_sizes_are_echoed(target: Any, size: int) -> None:
-    infer = target.channel().unary_unary(INFER)
-    # The message has some 40 bytes besides the tensor.
-    for count in {max(1, size - 45), max(1, size - 1), size}:
-        request = target.numbers(count=count)
-        response = messages.ModelInferResponse.FromString(infer(request, timeout=60))
-        assert response.raw_output_contents[0] == messages.ModelInferRequest.FromString(request).raw_input_contents[0]
-
-
 def test_a_message_of_many_mebibytes_is_echoed(target: Any) -> None:
     request = target.numbers(count=18 << 20)
     response = messages.ModelInferResponse.FromString(target.channel().unary_unary(INFER)(request, timeout=60))
     assert response.raw_output_contents[0] == messages.ModelInferRequest.FromString(request).raw_input_contents[0]
 
 
-def test_a_message_in_many_frames_of_any_size_is_one_message(target: Any) -> None:
-    wire = target.connect()
-    body = target.framed(target.numbers(count=1000))
-    for size in (1, 2, 3, 5, 7, 100):
-        stream = wire.new_stream()
-        wire.send(wire.head(stream))
-        wire.send_data(stream, body, size=size)
-        target.assert_right(wire.finish(stream), count=1000)
-
-
 def without_padding(target: Any) -> None:
     if target.transport == "grpcio":
         pytest.skip("gRPC's core refuses DATA frames with padding")
-
-
-def test_padding_and_empty_frames_are_no_part_of_a_message(target: Any) -> None:
-    without_padding(target)
-    wire = target.connect()
-    body = target.framed(target.numbers())
-    stream = wire.new_stream()
-    head = wire.head(stream)
-    head.flags.add("PADDED")
-    head.pad_length = 200
-    wire.send(head, DataFrame(stream))
-    for index, octet in enumerate(body):
-        wire.send(DataFrame(stream, bytes([octet]), pad_length=index, flags=["PADDED"]), DataFrame(stream))
-    wire.send(DataFrame(stream, flags=["END_STREAM", "PADDED"], pad_length=255))
-    target.assert_right(wire.finish(stream))
 
 
 def test_padding_counts_against_the_window_and_is_credited_back(target: Any) -> None:
@@ -146,19 +108,6 @@ def test_concurrent_calls_on_one_connection_each_get_their_response(target: Any)
     for number, call in enumerate(calls):
         response = messages.ModelInferResponse.FromString(call.result())
         assert (response.id, len(response.raw_output_contents[0])) == (str(number), 1 + number)
-
-
-def test_frames_of_two_calls_may_be_interleaved(target: Any) -> None:
-    wire = target.connect()
-    bodies = {wire.new_stream(): target.framed(target.numbers(count=count, id=str(count))) for count in (50, 60)}
-    wire.send(*(wire.head(stream) for stream in bodies))
-    for position in range(0, 100, 10):
-        for stream, body in bodies.items():
-            wire.send(DataFrame(stream, body[position : position + 10]))
-    for stream, body in bodies.items():
-        wire.send(DataFrame(stream, body[100:], flags=["END_STREAM"]))
-    for stream, count in zip(bodies, (50, 60), strict=True):
-        target.assert_right(wire.finish(stream), str(count), count)
 
 
 # -- streams
@@ -193,18 +142,6 @@ def test_an_empty_stream_ends_with_status_ok(target: Any, path: str) -> None:
     answers = target.channel().stream_stream(path)(iter(()), timeout=30)
     assert list(answers) == []
     assert answers.code() is Code.OK
-
-
-def test_messages_are_independent_of_frame_boundaries(target: Any) -> None:
-    body = b"".join(target.framed(target.numbers(id=str(number))) for number in range(20))
-    wire = target.connect()
-    for size in (16_384, 10, 1):
-        stream = wire.new_stream()
-        wire.send(wire.head(stream, STREAM_INFER))
-        wire.send_data(stream, body, size=size)
-        answer = wire.finish(stream)
-        assert [stream_response(data).id for data in answer.messages] == [str(number) for number in range(20)]
-        assert answer.status is Code.OK
 
 
 def test_reflection_returns_the_schema(target: Any) -> None:
@@ -250,7 +187,7 @@ def pending(target: Any, model: str) -> float:
 
 
 @pytest.fixture
-def check_cancelled(target: Any, eventually: Callable[..., bool]) -> Callable[[Callable[[], Callable[[], Any]]], None]:
+def check_cancelled(target: Any) -> Callable[[Callable[[], Callable[[], Any]]], None]:
     """`check_cancelled(call)`: while `slow`, which runs one request at a time, runs one and another waits, make a call
     to it, cancel it by the function that `call` returned, and assert that it is never run."""
 
@@ -272,9 +209,7 @@ def check_cancelled(target: Any, eventually: Callable[..., bool]) -> Callable[[C
     return check
 
 
-def test_a_call_cancelled_while_it_waits_is_removed_from_the_queue(
-    target: Any, check_cancelled: Any, eventually: Any
-) -> None:
+def test_a_call_cancelled_while_it_waits_is_removed_from_the_queue(target: Any, check_cancelled: Any) -> None:
     def call() -> Callable[[], None]:
         waiting = target.channel().unary_unary(INFER).future(target.numbers("slow"), timeout=60)
         assert eventually(lambda: pending(target, "slow") == 2)
@@ -283,9 +218,7 @@ def test_a_call_cancelled_while_it_waits_is_removed_from_the_queue(
     check_cancelled(call)
 
 
-def test_a_reset_call_is_cancelled_and_its_connection_continues(
-    target: Any, check_cancelled: Any, eventually: Any
-) -> None:
+def test_a_reset_call_is_cancelled_and_its_connection_continues(target: Any, check_cancelled: Any) -> None:
     wire = target.connect()
 
     def call() -> Callable[[], None]:
@@ -299,7 +232,7 @@ def test_a_reset_call_is_cancelled_and_its_connection_continues(
     target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
-def test_a_call_whose_connection_breaks_is_cancelled(target: Any, check_cancelled: Any, eventually: Any) -> None:
+def test_a_call_whose_connection_breaks_is_cancelled(target: Any, check_cancelled: Any) -> None:
     def call() -> Callable[[], None]:
         wire = target.connect()
         stream = wire.new_stream()
@@ -368,7 +301,7 @@ def test_a_stream_cancelled_after_its_start(target: Any) -> None:
     questions.end()
 
 
-def test_a_stream_cancelled_after_its_first_response(target: Any, eventually: Any) -> None:
+def test_a_stream_cancelled_after_its_first_response(target: Any) -> None:
     failed = failures(target, "repeat")
     questions = RequestStream(target.repeat(range(1000), delay_ms=20))
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=60)
@@ -380,7 +313,7 @@ def test_a_stream_cancelled_after_its_first_response(target: Any, eventually: An
     assert eventually(lambda: failures(target, "repeat") == failed + 1), target.server.read_counters("repeat")
 
 
-def test_a_deadline_ends_a_stream_with_its_running_requests(target: Any, eventually: Any) -> None:
+def test_a_deadline_ends_a_stream_with_its_running_requests(target: Any) -> None:
     failed = failures(target, "repeat")
     questions = RequestStream(target.repeat(range(1000), delay_ms=20))
     answers = target.channel().stream_stream(STREAM_INFER)(iter(questions), timeout=0.3)
@@ -392,7 +325,7 @@ def test_a_deadline_ends_a_stream_with_its_running_requests(target: Any, eventua
     assert eventually(lambda: failures(target, "repeat") == failed + 1), target.server.read_counters("repeat")
 
 
-def test_a_frame_stream_whose_connection_breaks_is_closed(target: Any, eventually: Any) -> None:
+def test_a_frame_stream_whose_connection_breaks_is_closed(target: Any) -> None:
     wire = target.connect()
     stream = wire.new_stream()
     opening = encode_client_message(StreamRequest("camera", stream_id="breaks"))
@@ -461,22 +394,6 @@ def test_a_response_is_headers_message_and_trailers(target: Any) -> None:
     assert all(name == name.lower() for name, _ in [*answer.headers, *answer.trailers])
     kinds = [frame for frame in wire.frames if isinstance(frame, HeadersFrame)]
     assert ["END_STREAM" in frame.flags for frame in kinds] == [False, True]
-
-
-@pytest.mark.parametrize("size", [0, 100, 1 << 20])
-def test_responses_respect_the_clients_header_table_size(target: Any, size: int) -> None:
-    """RFC 7541, section 4.2: a smaller table is acknowledged by an update at the start of the next block."""
-    wire = target.connect(settings={SettingsFrame.HEADER_TABLE_SIZE: size})
-    wire.decoder.max_allowed_table_size = size
-    for _ in range(3):
-        target.assert_right(wire.call("ModelInfer", target.numbers()))
-        assert wire.call("ModelInfer", target.numbers("nobody")).status is Code.NOT_FOUND
-    wire.send(SettingsFrame(0, settings={SettingsFrame.HEADER_TABLE_SIZE: 0}))
-    wire.ping()
-    wire.decoder.max_allowed_table_size = 0
-    for _ in range(3):
-        target.assert_right(wire.call("ModelInfer", target.numbers()))
-        assert wire.call("ModelInfer", target.numbers("nobody")).status is Code.NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -700,22 +617,6 @@ def test_a_request_by_another_method_is_refused(target: Any, method: str) -> Non
         target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
-@pytest.mark.parametrize("missing", [":method", ":scheme", ":path"])
-def test_a_request_without_a_pseudo_header_is_refused(target: Any, missing: str) -> None:
-    wire = target.connect()
-    stream = wire.new_stream()
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": INFER,
-        "te": "trailers",
-        "content-type": "application/grpc",
-    }
-    fields.pop(missing)
-    wire.send(HeadersFrame(stream, wire.encoder.encode(fields), flags=["END_HEADERS"]))
-    assert wire.finish(stream).status is not Code.OK
-
-
 def test_calls_without_the_te_header_are_all_treated_alike(target: Any) -> None:
     wire = target.connect()
     found = set()
@@ -758,17 +659,6 @@ def test_a_call_that_ends_within_a_message_is_an_error(target: Any) -> None:
     target.assert_right(wire.call("ModelInfer", target.numbers()))
 
 
-def test_trailers_from_a_client_end_its_request(target: Any) -> None:
-    wire = target.connect()
-    stream = wire.new_stream()
-    trailers = HeadersFrame(stream, flags=["END_HEADERS", "END_STREAM"])
-    wire.send(wire.head(stream))
-    trailers.data = wire.encoder.encode([("x-checksum", "17")])
-    wire.send(DataFrame(stream, target.framed(target.numbers())), trailers)
-    target.assert_right(wire.finish(stream))
-    target.assert_right(wire.call("ModelInfer", target.numbers()))
-
-
 def test_calls_from_many_threads_over_one_channel_succeed(target: Any) -> None:
     infer = target.channel().unary_unary(INFER)
     wrong: list[Any] = []
@@ -781,9 +671,5 @@ def test_calls_from_many_threads_over_one_channel_succeed(target: Any) -> None:
             if len(response.raw_output_contents[0]) != 1 + number * count:
                 wrong.append((number, count))
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(ask, range(8))
     assert wrong == []

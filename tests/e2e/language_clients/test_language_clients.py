@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.server import serve
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 DATA = ROOT / "tests/data"
@@ -110,7 +112,7 @@ ERRORS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def server(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
     for name in ("tiny", "wide", "embedder", *SCRIPTS):
         (models / name / "1").mkdir(parents=True)

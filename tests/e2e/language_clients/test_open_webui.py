@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import model_folder
+from tests.kit.server import serve
+
 PROGRAM = os.environ.get("EDGE_TEST_OPEN_WEBUI", "")
 START_S = 180.0
 
@@ -63,12 +67,9 @@ class WebUi:
 
 
 @pytest.fixture(scope="module")
-def web_ui(
-    serve: Any, free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory, eventually: Any
-) -> Iterator[WebUi]:
+def web_ui(free_ports: Callable[[int], list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebUi]:
     models, home = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("home")
-    (models / "talker/1").mkdir(parents=True)
-    (models / "talker/config.pbtxt").write_text('backend: "scripted_llm"')
+    model_folder(models / "talker", 'backend: "scripted_llm"')
     script = {"answers": {"hello": "Hello! How can I help you?"}}
     (models / "talker/1/script.json").write_text(json.dumps(script))
     (port,) = free_ports(1)

@@ -22,6 +22,9 @@ import tritonclient.http
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
+from tests.kit.infer_input import infer_input
+from tests.kit.models import finish
+
 GENERATIONS = 100_000
 """A model adds version * GENERATIONS + generation to its input, which FP32 holds exactly below 2**24."""
 
@@ -74,9 +77,7 @@ def counting_model(version: int, generation: int) -> bytes:
         [helper.make_tensor_value_info("OUTPUT0", TensorProto.FLOAT, ["batch", 4])],
         [onnx.numpy_helper.from_array(constant, "constant")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    return bytes(model.SerializeToString())
+    return finish(graph).SerializeToString()
 
 
 class ModelWriter:
@@ -372,8 +373,7 @@ class Client:
 
     def ask(self, model: str, version: int | None, value: int) -> tuple[int, int]:
         """Return which version and generation answered, by the output; both front ends name the version too."""
-        tensor = self._module.InferInput("INPUT0", [1, 4], "FP32")
-        tensor.set_data_from_numpy(np.full((1, 4), value, np.float32))
+        tensor = infer_input(self._module, "INPUT0", np.full((1, 4), value, np.float32))
         result = self._client.infer(model, [tensor], model_version="" if version is None else str(version))
         response = result.get_response()
         named = int(response["model_version"] if self._is_http else response.model_version)

@@ -25,6 +25,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from tests.kit.model_folder import model_folder
+from tests.kit.models import finish
+
 COMMAND = Path(sys.executable).parent / "edge-server"
 EVERY = 10
 CONTENTS = 10
@@ -43,9 +46,7 @@ def dense_model(generation: int) -> bytes:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", WEIGHTS])],
         [onnx.numpy_helper.from_array(weights, "weights")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    return bytes(model.SerializeToString())
+    return finish(graph).SerializeToString()
 
 
 class Server:
@@ -53,8 +54,7 @@ class Server:
 
     def __init__(self, folder: Path, backend: str) -> None:
         self.folder = folder
-        (folder / "dense" / "1").mkdir(parents=True)
-        (folder / "dense" / "config.pbtxt").write_text(f'backend: "{backend}"\nmax_batch_size: 4\n')
+        model_folder(folder / "dense", f'backend: "{backend}"\nmax_batch_size: 4\n')
         command = [str(COMMAND), "serve", f"--model-repository={folder}", "--model-control-mode=explicit"]
         kept = {key: value for key, value in os.environ.items() if not key.startswith("EDGE_SERVER_")}
         self._process = subprocess.Popen(

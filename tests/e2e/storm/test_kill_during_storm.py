@@ -15,6 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import parameters
+from tests.kit.models import identity_config
+from tests.kit.server import serve
+
 pytestmark = pytest.mark.soak
 
 KILLS = int(os.environ.get("EDGE_STORM_KILLS", "4"))
@@ -37,7 +42,7 @@ def temp_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def serve_here(serve: Any, flags: list[str], temp_folder: Path) -> Callable[..., Any]:
+def serve_here(flags: list[str], temp_folder: Path) -> Callable[..., Any]:
     return lambda path, *more: serve(path, *flags, *more, environment={"TMPDIR": str(temp_folder)})
 
 
@@ -88,16 +93,13 @@ def test_after_a_kill_during_a_storm_a_restart_serves_the_desired_state(
         storm.settle_configurations()
     with serve_here(writer.path, *POLL) as server:
         agree(server, writer)
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
 
 
-def test_after_a_kill_while_a_model_loads_a_restart_loads_it(
-    serve_here: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
-) -> None:
-    slow = 'parameters { key: "creation_delay_sec" value { string_value: "2" } }'
+def test_after_a_kill_while_a_model_loads_a_restart_loads_it(serve_here: Any, repository: Any) -> None:
+    slow = parameters(creation_delay_sec="2")
     with serve_here(repository.path, *POLL) as server:
-        repository.add("slow", identity(more=slow))
+        repository.add("slow", identity_config(more=slow))
         assert eventually(lambda: state_of(server, "slow") == "LOADING")
         kill(server)
     with serve_here(repository.path, *POLL) as server:
@@ -107,12 +109,12 @@ def test_after_a_kill_while_a_model_loads_a_restart_loads_it(
 
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 1.0, 3.0])
 def test_after_a_kill_during_the_load_of_a_changed_model_a_restart_serves_the_change(
-    serve_here: Any, repository: Any, identity: Callable[..., str], seconds: float
+    serve_here: Any, repository: Any, seconds: float
 ) -> None:
-    repository.add("changing", identity(batch=2))
-    slow = 'parameters { key: "creation_delay_sec" value { string_value: "1" } }'
+    repository.add("changing", identity_config(batch=2))
+    slow = parameters(creation_delay_sec="1")
     with serve_here(repository.path, *POLL) as server, killed_within(server, seconds):
-        repository.add("changing", identity(batch=3, more=slow))
+        repository.add("changing", identity_config(batch=3, more=slow))
     with serve_here(repository.path, *POLL) as server:
         assert server.ask("/v2/models/changing/config")[1]["max_batch_size"] == 3
         assert server.infer("changing", body())[0] == 200
@@ -125,7 +127,7 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1, 1.0])
 def test_after_a_kill_during_an_override_load_the_files_on_disk_are_served(
-    serve: Any, serve_here: Any, writer: Any, temp_folder: Path, seconds: float
+    serve_here: Any, writer: Any, temp_folder: Path, seconds: float
 ) -> None:
     writer.add_model("model", 'backend: "onnxruntime"', (1,))
     on_disk = writer.contents["model"][1]
@@ -159,7 +161,7 @@ def answer_of(server: Any) -> int:
 
 
 @contextlib.contextmanager
-def busy(server: Any, model: str, eventually: Callable[..., bool]) -> Iterator[list[Future[Any]]]:
+def busy(server: Any, model: str) -> Iterator[list[Future[Any]]]:
     """Have one request run and another wait; after the body both must have lost their server."""
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(server.infer, model, body()) for _ in range(2)]
@@ -171,12 +173,10 @@ def busy(server: Any, model: str, eventually: Callable[..., bool]) -> Iterator[l
         assert all(isinstance(one.exception(30), OSError) for one in asked)
 
 
-def test_after_a_kill_during_the_drain_a_restart_serves_on_the_same_ports(
-    serve_here: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
-) -> None:
-    repository.add("slow", identity(more='parameters { key: "execute_delay_ms" value { string_value: "60000" } }'))
-    repository.add("quick", identity())
-    with serve_here(repository.path) as server, busy(server, "slow", eventually):
+def test_after_a_kill_during_the_drain_a_restart_serves_on_the_same_ports(serve_here: Any, repository: Any) -> None:
+    repository.add("slow", identity_config(more=parameters(execute_delay_ms="60000")))
+    repository.add("quick", identity_config())
+    with serve_here(repository.path) as server, busy(server, "slow"):
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: "draining 2 request(s)" in server.log())
         kill(server)
@@ -187,12 +187,12 @@ def test_after_a_kill_during_the_drain_a_restart_serves_on_the_same_ports(
 
 
 def test_after_a_kill_while_a_version_drains_a_restart_serves_only_its_successor(
-    serve_here: Any, repository: Any, identity: Callable[..., str], eventually: Callable[..., bool]
+    serve_here: Any, repository: Any
 ) -> None:
-    slow = 'parameters { key: "execute_delay_ms" value { string_value: "60000" } }'
-    repository.add("model", identity(more=slow))
-    with serve_here(repository.path, *POLL) as server, busy(server, "model", eventually):
-        repository.add("model", identity(), version=2)
+    slow = parameters(execute_delay_ms="60000")
+    repository.add("model", identity_config(more=slow))
+    with serve_here(repository.path, *POLL) as server, busy(server, "model"):
+        repository.add("model", identity_config(), version=2)
         assert eventually(lambda: state_of(server, "model") == "UNLOADING")
         assert server.infer("model", body())[1]["model_version"] == "2"
         kill(server)

@@ -13,7 +13,6 @@ import queue
 import random
 import signal
 import subprocess
-import sys
 import tarfile
 import threading
 import time
@@ -29,6 +28,10 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from edge_server.client import FrameStream, StreamError
+from tests.kit.eventually import eventually
+from tests.kit.infer_input import infer_input
+from tests.kit.models import REPEAT
+from tests.kit.server import COMMAND, serve
 
 pytestmark = [
     pytest.mark.skipif(
@@ -37,7 +40,6 @@ pytestmark = [
 ]
 
 SEED = int(os.environ.get("EDGE_STORM_SEED", "1"))
-COMMAND = Path(sys.executable).parent / "edge-server"
 TINY = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
 HELLO = "Hello! How can I help you?"
 PULLED = "pulled"
@@ -192,8 +194,7 @@ class Traffic:
         inputs = []
         for name, values in (("IN", [3, 4, 5]), ("DELAY", [5, 20, 5]), ("WAIT", [0])):
             kind = "INT32" if name == "IN" else "UINT32"
-            inputs.append(grpcclient.InferInput(name, [len(values)], kind))
-            inputs[-1].set_data_from_numpy(np.array(values, kind.lower()))
+            inputs.append(infer_input(grpcclient, name, np.array(values, kind.lower()), kind))
         with grpcclient.InferenceServerClient(self._server.grpc) as client:
             client.start_stream(lambda result, error: answers.put((result, error)))
             client.async_stream_infer("tokens", inputs)
@@ -264,9 +265,16 @@ def site(storm_model: Callable[[int, int], bytes]) -> Iterator[Site]:
     ],
 )
 def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leaves_no_files(
-    kills: int, serve: Any, writer: Any, new_storm: Any, new_load: Any, agree: Any, repeat_config: str,
-    conv: Any, site: Site, free_ports: Any, eventually: Any, tmp_path: Path,
-) -> None:  # fmt: skip
+    kills: int,
+    writer: Any,
+    new_storm: Any,
+    new_load: Any,
+    agree: Any,
+    conv: Any,
+    site: Site,
+    free_ports: Any,
+    tmp_path: Path,
+) -> None:
     print(f"EDGE_STORM_SEED={SEED} kills={kills}")
     temp = tmp_path / "tmp"
     temp.mkdir()
@@ -275,7 +283,7 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
     flags += ["--repository-poll-secs=0.2", "--governor=false"]
     for name, config, file, content in (
         ("sequences", COUNTER_CONFIG, "model.py", COUNTER.encode()),
-        ("tokens", repeat_config, "", b""),
+        ("tokens", REPEAT, "", b""),
         ("camera", CAMERA_CONFIG, "model.onnx", conv.SerializeToString()),
         ("talker", 'backend: "openvino_genai"', "model.gguf", TINY.read_bytes()),
     ):
@@ -362,8 +370,7 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
         agree(server, writer)
         assert eventually(lambda: pulled_by(server) == generation)
         assert say_hello(server) == HELLO
-        assert server.stop() == 0
-        assert "Traceback" not in server.log(), server.log()
+        server.stop_cleanly()
     print(totals)
     assert os.listdir(temp) == []
     assert [path.name for path in writer.path.glob(".pull-*")] == []

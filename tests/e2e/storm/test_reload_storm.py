@@ -12,6 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tests.kit.eventually import eventually
+from tests.kit.models import finish
+from tests.kit.server import serve
+
 SEED = int(os.environ.get("EDGE_STORM_SEED", "1"))
 STEPS_BETWEEN_LOOKS = 25
 
@@ -24,7 +28,7 @@ STEPS_BETWEEN_LOOKS = 25
     ],
 )
 def test_no_request_fails_and_no_response_is_wrong_while_models_are_reloaded(
-    operations: int, serve: Any, writer: Any, new_storm: Any, new_load: Any, check_load: Any, agree: Any
+    operations: int, writer: Any, new_storm: Any, new_load: Any, check_load: Any, agree: Any
 ) -> None:
     print(f"EDGE_STORM_SEED={SEED} operations={operations}")
     storm = new_storm(SEED)
@@ -59,17 +63,14 @@ def weights_beside(folder: Path, value: float) -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", EXTERNAL_WEIGHTS])],
         [onnx.numpy_helper.from_array(weights, "w")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
+    model = finish(graph)
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save_model(model, folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
-def test_truncated_weights_end_neither_the_server_nor_the_loaded_version(
-    serve: Any, repository: Any, eventually: Any, backend: str
-) -> None:
+def test_truncated_weights_end_neither_the_server_nor_the_loaded_version(repository: Any, backend: str) -> None:
     folder = repository.add("beside", f'backend: "{backend}"\nmax_batch_size: 4')
     weights_beside(folder / "1", 3)
     ones = {"name": "x", "datatype": "FP32", "shape": [1, EXTERNAL_WEIGHTS], "data": [1] * EXTERNAL_WEIGHTS}

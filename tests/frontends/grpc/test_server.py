@@ -21,6 +21,7 @@ from edge_server.frontends.grpc.grpcio_transport import channel_options
 from edge_server.frontends.grpc.server import GrpcFrontend
 from edge_server.protocol import messages
 from tests.kit.certificates import self_signed
+from tests.kit.infer_input import infer_input
 
 
 def test_a_port_in_use_is_an_error_that_names_the_address(service: Any, transport: str) -> None:
@@ -292,12 +293,10 @@ def test_tritons_client_infers_and_asks(front_end: Any) -> None:
         assert client.get_server_metadata().name == "triton"
         assert client.get_model_config("echo", as_json=True)["config"]["max_batch_size"] == 8
         values = np.arange(8, dtype=np.float32).reshape(2, 4)
-        given = triton.InferInput("INPUT0", [2, 4], "FP32")
-        given.set_data_from_numpy(values)
+        given = infer_input(triton, "INPUT0", values)
         result = client.infer("echo", [given], request_id="r", outputs=[triton.InferRequestedOutput("OUTPUT0")])
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), values)
-        words = triton.InferInput("INPUT0", [2], "BYTES")
-        words.set_data_from_numpy(np.array([b"a", b"\0\xff"], object))
+        words = infer_input(triton, "INPUT0", np.array([b"a", b"\0\xff"], object))
         assert client.infer("echo", [words]).as_numpy("OUTPUT0").tolist() == [b"a", b"\0\xff"]
         client.load_model("echo", config="{}")
         client.update_log_settings({"log_verbose_level": 1})
@@ -315,8 +314,7 @@ def test_tritons_client_streams_from_a_decoupled_model(front_end: Any) -> None:
 
     with triton.InferenceServerClient(front_end.address) as client:
         client.start_stream(take)
-        given = triton.InferInput("IN", [3], "INT32")
-        given.set_data_from_numpy(np.array([4, 5, 6], np.int32))
+        given = infer_input(triton, "IN", np.array([4, 5, 6], np.int32))
         client.async_stream_infer("repeat", [given], enable_empty_final_response=True)
         assert is_done.wait(20)
         client.stop_stream()

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.event_endpoints import MAX_FOLLOWERS
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY
 from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 PATIENCE_S = 60.0
 
@@ -99,13 +99,7 @@ def test_a_follower_gets_what_is_remembered_and_then_what_happens(site: Any, fol
 
 def test_events_published_from_many_threads_reach_every_follower_once_and_in_order(site: Any, follow: Any) -> None:
     followers = [follow() for _ in range(3)]
-    threads = [
-        threading.Thread(target=lambda: [site.service.events.publish(MODEL_READY) for _ in range(10)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(lambda _: [site.service.events.publish(MODEL_READY) for _ in range(10)], range(4))
     for follower in followers:
         assert [int(follower.frame()["id"]) for _ in range(40)] == list(range(1, 41))
 

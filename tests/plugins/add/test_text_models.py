@@ -20,7 +20,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_server.cli.main import main
-from tests.e2e.conftest import COMMAND
+from tests.kit.server import COMMAND
 
 cv2 = pytest.importorskip("cv2")
 

@@ -20,6 +20,8 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Cancelled
 from edge_server.serving.cache.response_cache import ResponseCache
 from edge_server.serving.cache.serialization import pack
+from tests.kit.eventually import eventually
+from tests.kit.model_folder import model_folder
 
 pytestmark = pytest.mark.full
 pytest.importorskip("redis", reason="needs redis, of the extra test-all")
@@ -71,8 +73,7 @@ OTHERS = {
 
 
 def write_model(root: Path, weights: bytes = b"weights") -> None:
-    (root / "m" / "1").mkdir(parents=True, exist_ok=True)
-    (root / "m" / "1" / "model.onnx").write_bytes(weights)
+    model_folder(root / "m", files={"1/model.onnx": weights})
 
 
 def ask(core: Any, value: float = 0.0, **more: Any) -> float:
@@ -88,7 +89,7 @@ def hits(version: Any) -> int:
 
 @pytest.mark.parametrize("may_run", [False, True])
 def test_an_answer_is_found_again_also_by_another_server_with_the_same_model(
-    new_core: Any, new_cache: Any, model_root: Path, tmp_path: Path, redis_server: Any, eventually: Any, may_run: bool
+    new_core: Any, new_cache: Any, model_root: Path, tmp_path: Path, redis_server: Any, may_run: bool
 ) -> None:
     first = new_core(cache=new_cache())
     version = first.load(first.spec(is_cached=True), root=model_root)
@@ -105,7 +106,7 @@ def test_an_answer_is_found_again_also_by_another_server_with_the_same_model(
 
 
 def test_a_server_with_another_file_of_the_same_name_computes_for_itself(
-    new_core: Any, new_cache: Any, model_root: Path, tmp_path: Path, redis_server: Any, eventually: Any
+    new_core: Any, new_cache: Any, model_root: Path, tmp_path: Path, redis_server: Any
 ) -> None:
     first = new_core(cache=new_cache())
     first.load(first.spec(is_cached=True), root=model_root)
@@ -166,9 +167,14 @@ def test_entries_expire_by_themselves(new_cache: Any, redis_server: Any) -> None
     ],
 )
 def test_an_entry_that_was_damaged_is_computed_anew_and_counted(
-    new_core: Any, new_cache: Any, model_root: Path, redis_server: Any, eventually: Any, damage: str,
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    new_core: Any,
+    new_cache: Any,
+    model_root: Path,
+    redis_server: Any,
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cache = new_cache()
     core = new_core(cache=cache)
     version = core.load(core.spec(is_cached=True), root=model_root)
@@ -210,9 +216,8 @@ def test_an_entry_that_was_damaged_is_computed_anew_and_counted(
 
 
 def test_a_redis_that_is_not_there_costs_no_request_and_is_used_once_it_comes(
-    new_core: Any, new_cache: Any, model_root: Path, redis_server: Any, eventually: Any,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    new_core: Any, new_cache: Any, model_root: Path, redis_server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     redis_server.kill()
     core = new_core(cache=new_cache())
     version = core.load(core.spec(is_cached=True), root=model_root)
@@ -232,7 +237,7 @@ def test_a_redis_that_is_not_there_costs_no_request_and_is_used_once_it_comes(
 
 
 def test_killing_redis_again_and_again_under_load_loses_no_request(
-    new_core: Any, new_cache: Any, model_root: Path, redis_server: Any, eventually: Any
+    new_core: Any, new_cache: Any, model_root: Path, redis_server: Any
 ) -> None:
     core = new_core(cache=new_cache())
     version = core.load(core.spec(is_cached=True, instances=2), root=model_root)
@@ -276,7 +281,7 @@ def test_killing_redis_again_and_again_under_load_loses_no_request(
 
 
 def test_a_redis_that_hangs_holds_a_request_up_for_no_longer_than_its_time_limit(
-    new_core: Any, redis_server: Any, model_root: Path, eventually: Any
+    new_core: Any, redis_server: Any, model_root: Path
 ) -> None:
     cache = ResponseCache(RedisStore(patient(redis_server.port, socket_timeout_ms=50, wait_timeout_ms=50)))
     core = new_core(cache=cache)
@@ -350,7 +355,7 @@ def test_more_lookups_than_can_wait_are_computed_at_once(
 
 
 def test_a_request_that_is_cancelled_while_redis_is_asked_is_answered_at_once_and_released_after(
-    new_core: Any, new_cache: Any, model_root: Path, eventually: Any, monkeypatch: pytest.MonkeyPatch
+    new_core: Any, new_cache: Any, model_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = new_cache()
     core = new_core(cache=cache)

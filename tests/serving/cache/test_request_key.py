@@ -14,6 +14,7 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import StorageFault
 from edge_server.serving.cache.request_key import RequestKeys, content_digest, identity
+from tests.kit.model_folder import model_folder
 
 SPEC = ModelSpec(
     "m", "stub", "", 8,
@@ -97,10 +98,7 @@ def test_a_name_that_is_no_unicode_has_a_key_too() -> None:
 def model(tmp_path: Path) -> ModelFile:
     folder = tmp_path / "one" / "m"
     (folder / "1").mkdir(parents=True)
-    (folder / "2").mkdir()
-    (folder / "1" / "model.onnx").write_bytes(b"weights")
-    (folder / "2" / "model.onnx").write_bytes(b"others")
-    (folder / "labels.txt").write_text("cat")
+    model_folder(folder, files={"1/model.onnx": b"weights", "2/model.onnx": b"others", "labels.txt": "cat"}, version=2)
     return ModelFile(folder / "1" / "model.onnx", folder, 1)
 
 

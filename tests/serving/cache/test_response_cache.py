@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +23,7 @@ from edge_server.errors import BackendError, Cancelled, InvalidRequest, ServingF
 from edge_server.serving.cache import worker_threads
 from edge_server.serving.cache.local_store import LocalStore
 from edge_server.serving.cache.response_cache import ResponseCache
+from tests.kit.eventually import eventually
 
 MIB = 1 << 20
 
@@ -242,7 +242,7 @@ def test_a_hit_waits_for_its_turn_where_order_is_promised(core: Any, blocker: An
 
 
 def test_a_large_input_is_looked_up_on_another_thread_and_can_be_cancelled_before_it_is_computed(
-    core: Any, cache: ResponseCache, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+    core: Any, cache: ResponseCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = core.load(core.spec(is_cached=True))
     reached, go_on = threading.Event(), threading.Event()

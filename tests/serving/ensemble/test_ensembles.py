@@ -30,6 +30,7 @@ from edge_server.errors import (
     UnknownModel,
 )
 from edge_server.serving.ensemble.ensemble_request import StepLimiter
+from tests.kit.eventually import eventually
 
 LIMIT_S = 60.0
 
@@ -85,7 +86,7 @@ def adding(core: Any) -> Any:
     return core
 
 
-def test_steps_run_one_after_the_other_and_members_and_whole_are_counted(adding: Any, eventually: Any) -> None:
+def test_steps_run_one_after_the_other_and_members_and_whole_are_counted(adding: Any) -> None:
     version = load(adding, ensemble(adding, "e", chain("a", "b", "c")))
     released: list[int] = []
     _, mailbox = adding.submit(5.0, model="e", rows=3, release=lambda: released.append(1))
@@ -200,9 +201,7 @@ def test_what_came_with_the_request_goes_to_every_step(adding: Any) -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize("failing", ["a", "b", "c"])
 @pytest.mark.parametrize("error", [BackendError("broken"), ValueError("broken"), InvalidRequest("broken")])
-def test_an_error_at_any_step_is_the_answer_and_names_the_step(
-    adding: Any, eventually: Any, failing: str, error: Exception
-) -> None:
+def test_an_error_at_any_step_is_the_answer_and_names_the_step(adding: Any, failing: str, error: Exception) -> None:
     plain = adding.script.on_run
 
     def run(name: str, inputs: Any) -> Any:
@@ -224,7 +223,7 @@ def test_an_error_at_any_step_is_the_answer_and_names_the_step(
     assert version.statistics().fail.count == 1
 
 
-def test_the_first_error_takes_back_the_steps_beside_it(adding: Any, eventually: Any, new_blocker: Any) -> None:
+def test_the_first_error_takes_back_the_steps_beside_it(adding: Any, new_blocker: Any) -> None:
     inside, blocker = new_blocker(), new_blocker()
 
     def run(name: str, inputs: Any) -> Any:
@@ -252,9 +251,7 @@ def test_the_first_error_takes_back_the_steps_beside_it(adding: Any, eventually:
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
-def test_a_cancel_at_any_step_is_answered_at_once_and_nothing_more_runs(
-    adding: Any, eventually: Any, new_blocker: Any, at: str
-) -> None:
+def test_a_cancel_at_any_step_is_answered_at_once_and_nothing_more_runs(adding: Any, new_blocker: Any, at: str) -> None:
     blocker = new_blocker()
     plain = adding.script.on_run
 
@@ -278,7 +275,7 @@ def test_a_cancel_at_any_step_is_answered_at_once_and_nothing_more_runs(
     assert version.statistics().failures["CANCELED"] == 1
 
 
-def test_a_cancel_while_a_step_waits_in_its_queue(adding: Any, eventually: Any, new_blocker: Any) -> None:
+def test_a_cancel_while_a_step_waits_in_its_queue(adding: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
     plain = adding.script.on_run
     adding.script.on_run = lambda name, inputs: (blocker.block() if name[0] == "b" else None, plain(name, inputs))[1]
@@ -293,7 +290,7 @@ def test_a_cancel_while_a_step_waits_in_its_queue(adding: Any, eventually: Any, 
     blocker.release()
 
 
-def test_cancels_at_random_moments_answer_once_and_release_once(adding: Any, eventually: Any) -> None:
+def test_cancels_at_random_moments_answer_once_and_release_once(adding: Any) -> None:
     version = load(adding, ensemble(adding, "e", chain("a", "b", "c", "d", "a", "b")))
     released: list[int] = []
     mailboxes = []
@@ -312,9 +309,7 @@ def test_cancels_at_random_moments_answer_once_and_release_once(adding: Any, eve
     assert told.success.count + told.failures["CANCELED"] == 300
 
 
-def test_a_deadline_that_passed_is_refused_and_one_that_cannot_be_kept_fails_at_its_step(
-    adding: Any, eventually: Any
-) -> None:
+def test_a_deadline_that_passed_is_refused_and_one_that_cannot_be_kept_fails_at_its_step(adding: Any) -> None:
     plain = adding.script.on_run
     adding.script.on_run = lambda name, inputs: (time.sleep(0.05) if name[0] == "b" else None, plain(name, inputs))[1]
     version = load(adding, ensemble(adding, "e", chain("a", "b", "c")))
@@ -328,9 +323,7 @@ def test_a_deadline_that_passed_is_refused_and_one_that_cannot_be_kept_fails_at_
     assert adding.router.route("c", None).statistics().success.count == 1
 
 
-def test_the_sum_of_the_steps_is_no_reason_to_refuse_early_and_no_step_runs_in_vain(
-    adding: Any, eventually: Any
-) -> None:
+def test_the_sum_of_the_steps_is_no_reason_to_refuse_early_and_no_step_runs_in_vain(adding: Any) -> None:
     """Nobody adds up the steps: side by side or not, each is refused by its own model when it could not end in time."""
     plain = adding.script.on_run
     adding.script.on_run = lambda name, inputs: (time.sleep(0.1), plain(name, inputs))[1]
@@ -462,7 +455,7 @@ def numbers(mailbox: Any) -> list[float]:
 
 @pytest.mark.parametrize("count", [0, 1, 20])
 def test_every_response_of_a_decoupled_member_goes_through_the_steps_behind_it_in_order(
-    many: Many, adding: Any, count: int, eventually: Any
+    many: Many, adding: Any, count: int
 ) -> None:
     adding.script.on_execute = None
     adding.load(adding.spec("b", instances=3), mark="more")
@@ -484,9 +477,7 @@ def test_a_decoupled_member_of_a_member(many: Many, adding: Any) -> None:
     assert numbers(mailbox) == [*(float(n + 1) for n in range(11)), *(float(n + 1) for n in range(12))]
 
 
-def test_a_decoupled_step_does_not_run_ahead_of_its_bound(
-    many: Many, adding: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_a_decoupled_step_does_not_run_ahead_of_its_bound(many: Many, adding: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
     adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
     load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=3))
@@ -501,9 +492,7 @@ def test_a_decoupled_step_does_not_run_ahead_of_its_bound(
     assert numbers(mailbox) == [number + 1.0 for number in range(50)]
 
 
-def test_the_bound_of_an_ensemble_holds_over_all_its_requests(
-    many: Many, adding: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_the_bound_of_an_ensemble_holds_over_all_its_requests(many: Many, adding: Any, new_blocker: Any) -> None:
     """As in Triton, where each step of the ensemble has one limiter."""
     adding.script.on_execute = None
     adding.load(adding.spec("b", instances=3), mark="more")
@@ -542,9 +531,7 @@ def test_steps_that_answer_at_once_do_not_nest_where_many_wait_for_a_slot() -> N
     assert limiter.take_slot(lambda: None)
 
 
-def test_a_cancel_reaches_a_decoupled_member_that_is_held_up(
-    many: Many, adding: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_a_cancel_reaches_a_decoupled_member_that_is_held_up(many: Many, adding: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
     adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
     version = load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=1))
@@ -560,7 +547,7 @@ def test_a_cancel_reaches_a_decoupled_member_that_is_held_up(
 # -- members that come, change and go -------------------------------------------------------------------------------
 
 
-def test_an_ensemble_waits_for_members_that_are_being_loaded(core: Any, new_blocker: Any, eventually: Any) -> None:
+def test_an_ensemble_waits_for_members_that_are_being_loaded(core: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
     core.script.on_open = lambda job: blocker.block()
     inner, outer = ensemble(core, "inner", chain("m")), ensemble(core, "outer", chain("inner", "m"))
@@ -582,7 +569,7 @@ def test_an_ensemble_waits_for_members_that_are_being_loaded(core: Any, new_bloc
     assert order == ["m", "inner", "outer"]
 
 
-def test_an_ensemble_without_a_member_says_which_and_serves_once_it_is_there(adding: Any, eventually: Any) -> None:
+def test_an_ensemble_without_a_member_says_which_and_serves_once_it_is_there(adding: Any) -> None:
     set_desired(adding, ensemble(adding, "e", chain("a", "late")))
     assert adding.table.wait_settled(["e"], LIMIT_S)
     assert state(adding, "e") == ("UNAVAILABLE", "ensemble 'e': step 2: model 'late' is not loaded")
@@ -598,7 +585,7 @@ def test_an_ensemble_without_a_member_says_which_and_serves_once_it_is_there(add
     assert value(mailbox.final()) == 11.0
 
 
-def test_the_reload_of_a_member_reloads_the_ensembles_of_it_and_of_them(adding: Any, eventually: Any) -> None:
+def test_the_reload_of_a_member_reloads_the_ensembles_of_it_and_of_them(adding: Any) -> None:
     load(adding, ensemble(adding, "inner", chain("a", "b")))
     load(adding, ensemble(adding, "outer", chain("inner", "c")))
     load(adding, ensemble(adding, "other", chain("c", "d")))
@@ -612,9 +599,7 @@ def test_the_reload_of_a_member_reloads_the_ensembles_of_it_and_of_them(adding: 
     assert value(mailbox.final()) == 111.0
 
 
-def test_a_member_that_does_not_fit_any_more_takes_the_ensemble_out_with_the_reason(
-    adding: Any, eventually: Any
-) -> None:
+def test_a_member_that_does_not_fit_any_more_takes_the_ensemble_out_with_the_reason(adding: Any) -> None:
     load(adding, ensemble(adding, "e", chain("a", "b")))
     adding.load(adding.spec("b", inputs=(InputSpec("IN", DType.INT32, (-1,)),)), mark="int")
     assert eventually(lambda: state(adding, "e")[0] == "UNAVAILABLE" and "e" not in adding.router.serving_names())
@@ -625,7 +610,7 @@ def test_a_member_that_does_not_fit_any_more_takes_the_ensemble_out_with_the_rea
     assert eventually(lambda: state(adding, "e") == ("READY", ""))
 
 
-def test_a_broken_configuration_of_the_ensemble_itself_leaves_the_old_one_serving(adding: Any, eventually: Any) -> None:
+def test_a_broken_configuration_of_the_ensemble_itself_leaves_the_old_one_serving(adding: Any) -> None:
     load(adding, ensemble(adding, "e", chain("a", "b")))
     set_desired(adding, ensemble(adding, "e", chain("a", "absent")), mark="new")
     assert adding.table.wait_settled(["e"], LIMIT_S)
@@ -636,9 +621,7 @@ def test_a_broken_configuration_of_the_ensemble_itself_leaves_the_old_one_servin
     assert value(mailbox.final()) == 11.0
 
 
-def test_an_ensemble_whose_files_change_while_its_members_reload_it_goes_on_serving(
-    adding: Any, eventually: Any
-) -> None:
+def test_an_ensemble_whose_files_change_while_its_members_reload_it_goes_on_serving(adding: Any) -> None:
     spec = ensemble(adding, "e", chain("a", "b"))
     plain, changes = adding.desired_version(spec), [ChangedWhileLoading("config.pbtxt changed before it was loaded")]
 
@@ -658,9 +641,7 @@ def test_an_ensemble_whose_files_change_while_its_members_reload_it_goes_on_serv
     assert eventually(lambda: adding.router.route("e", None) is not old)
 
 
-def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(
-    adding: Any, eventually: Any, new_blocker: Any
-) -> None:
+def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(adding: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
     plain = adding.script.on_run
     adding.script.on_run = lambda name, inputs: (blocker.block() if name[0] == "a" else None, plain(name, inputs))[1]
@@ -697,9 +678,7 @@ def test_models_that_contain_each_other_are_refused_with_the_circle(adding: Any)
     assert adding.table.wait_settled(["x", "y"], LIMIT_S)
 
 
-def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unloads_those(
-    core: Any, eventually: Any
-) -> None:
+def test_loading_an_ensemble_loads_its_members_and_unloading_it_with_them_unloads_those(core: Any) -> None:
     specs = [ensemble(core, "outer", chain("inner", "c")), ensemble(core, "inner", chain("a", "b"))]
     for spec in specs:
         members = tuple((step.model, None) for step in spec.ensemble.steps)
@@ -807,7 +786,7 @@ def test_admission_control_is_asked_for_each_member_and_not_for_the_ensemble(new
     assert asked.asked == ["a", "b", "a"]
 
 
-def test_evicted_members_are_loaded_again_step_by_step(new_core: Any, eventually: Any) -> None:
+def test_evicted_members_are_loaded_again_step_by_step(new_core: Any) -> None:
     core = new_core(max_resident_models=1)
     core.script.on_run = lambda name, inputs: {"OUT": inputs["IN"] + np.float32(1)}
     for name in "ab":

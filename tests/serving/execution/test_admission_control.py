@@ -14,6 +14,8 @@ from edge_server.core.model_spec import DynamicBatching, InputSpec, ModelSpec, O
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, QueueFull, Throttled
+from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 BATCHING = DynamicBatching((8,))
 
@@ -92,7 +94,7 @@ def test_the_cost_is_the_time_that_rows_took_before(new_core: Any, held: Limited
 
 
 def test_each_charge_is_corrected_with_the_requests_part_of_the_run(
-    new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any
+    new_core: Any, held: LimitedAdmission, new_blocker: Any
 ) -> None:
     core = new_core(admission=held)
     stop = new_blocker()
@@ -110,9 +112,7 @@ def test_each_charge_is_corrected_with_the_requests_part_of_the_run(
     assert three == pytest.approx(3 * one)
 
 
-def test_a_failed_batch_is_settled_with_the_time_it_took(
-    new_core: Any, held: LimitedAdmission, eventually: Any
-) -> None:
+def test_a_failed_batch_is_settled_with_the_time_it_took(new_core: Any, held: LimitedAdmission) -> None:
     core = new_core(admission=held)
     core.script.on_run = lambda name, inputs: 1 / 0
     core.load(core.spec())
@@ -122,7 +122,7 @@ def test_a_failed_batch_is_settled_with_the_time_it_took(
 
 
 def test_a_cancelled_waiting_request_is_charged_nothing_and_a_running_one_its_time(
-    new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any
+    new_core: Any, held: LimitedAdmission, new_blocker: Any
 ) -> None:
     core = new_core(admission=held)
     stop = new_blocker()
@@ -142,9 +142,7 @@ def test_a_cancelled_waiting_request_is_charged_nothing_and_a_running_one_its_ti
     assert held.took[0] > 0
 
 
-def test_an_expired_request_is_charged_nothing(
-    new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any
-) -> None:
+def test_an_expired_request_is_charged_nothing(new_core: Any, held: LimitedAdmission, new_blocker: Any) -> None:
 
     core = new_core(admission=held)
     stop = new_blocker()
@@ -175,7 +173,7 @@ def test_a_request_to_a_full_queue_is_charged_nothing(new_core: Any, held: Limit
 
 
 def test_those_failed_at_the_end_of_the_server_are_settled(
-    new_core: Any, held: LimitedAdmission, new_blocker: Any, eventually: Any
+    new_core: Any, held: LimitedAdmission, new_blocker: Any
 ) -> None:
     core = new_core(admission=held)
     stop = new_blocker()
@@ -191,7 +189,7 @@ def test_those_failed_at_the_end_of_the_server_are_settled(
     assert eventually(lambda: held.is_settled)
 
 
-def test_a_stream_of_responses_is_settled_when_it_ends(new_core: Any, held: LimitedAdmission, eventually: Any) -> None:
+def test_a_stream_of_responses_is_settled_when_it_ends(new_core: Any, held: LimitedAdmission) -> None:
     core = new_core(admission=held)
     going: list[Any] = []
     core.script.on_execute = going.extend
@@ -313,9 +311,7 @@ def test_being_capped_while_a_queue_delay_is_over_does_not_keep_the_timer_busy(
     assert first.final().error is second.final().error is None
 
 
-def test_charges_are_settled_once_in_a_storm_of_all_endings(
-    new_core: Any, held: LimitedAdmission, eventually: Any
-) -> None:
+def test_charges_are_settled_once_in_a_storm_of_all_endings(new_core: Any, held: LimitedAdmission) -> None:
 
     core = new_core(admission=held)
     plain = core.script.on_run
@@ -345,10 +341,6 @@ def test_charges_are_settled_once_in_a_storm_of_all_endings(
         for mailbox in mailboxes:
             mailbox.final()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(work, range(4))
     assert eventually(lambda: held.is_settled)
     assert len(held.settled) == len(held.asked)

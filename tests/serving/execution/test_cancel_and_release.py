@@ -19,6 +19,8 @@ from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, Cancelled, DeadlineExceeded, Draining, EdgeServerError
 from edge_server.serving.execution.ticket import Ticket
+from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 POLICY = QueuePolicy(TimeoutAction.REJECT, 0, allow_timeout_override=True)
 BATCHING = DynamicBatching((8,), default_queue_policy=POLICY)
@@ -95,7 +97,7 @@ def test_cancelled_while_running_is_answered_at_once_and_its_batch_mates_are_not
     assert told.batches[2].compute_infer.count == 1
 
 
-def test_cancelled_after_the_answer_changes_nothing(core: Any, eventually: Any) -> None:
+def test_cancelled_after_the_answer_changes_nothing(core: Any) -> None:
     version = core.load(core.spec())
     ticket, mailbox = core.submit(1)
     mailbox.final()
@@ -133,13 +135,7 @@ def test_cancel_racing_the_answer_yields_exactly_one_final_response(core: Any, r
     tickets = [
         core.service.submit(loan.request, responses.append) for loan, responses in zip(loans, finals, strict=True)
     ]
-    cancellers = [
-        threading.Thread(target=lambda part=part: [t.cancel() for t in part]) for part in (tickets[::2], tickets[::3])
-    ]
-    for thread in cancellers:
-        thread.start()
-    for thread in cancellers:
-        thread.join()
+    together(lambda part: [t.cancel() for t in part], (tickets[::2], tickets[::3]))
     for loan in loans:
         loan.wait_returned()
     assert [len(responses) for responses in finals] == [1] * 100

@@ -12,6 +12,7 @@ from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAct
 from edge_server.errors import BackendError, DeadlineExceeded, Throttled
 from edge_server.serving.execution import model_version as version_module
 from edge_server.serving.execution.counters import VersionCounters
+from tests.kit.eventually import eventually
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -100,7 +101,7 @@ def test_while_a_model_runs_nothing_hopeless_is_tried(core: Any) -> None:
             core.submit(deadline_ns=in_ms(100))
 
 
-def test_a_pending_request_is_given_up_at_its_deadline(new_core: Any, new_blocker: Any, eventually: Any) -> None:
+def test_a_pending_request_is_given_up_at_its_deadline(new_core: Any, new_blocker: Any) -> None:
     core = new_core(idle_unload_s=0.05)
     core.set_desired(core.spec())
     assert eventually(lambda: bool(core.router.versions("m")) and core.router.versions("m")[0].state == "RETIRED")

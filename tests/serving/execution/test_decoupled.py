@@ -14,6 +14,7 @@ from edge_server.core.model_spec import DynamicBatching, InputSpec, OutputSpec
 from edge_server.core.model_statistics import LAST_POSITION
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, Cancelled, Draining
+from tests.kit.eventually import eventually
 
 
 def out(value: float) -> dict[str, np.ndarray]:
@@ -49,9 +50,7 @@ def hands(core: Any) -> Hands:
     return made
 
 
-def test_responses_come_in_order_and_the_stream_ends_with_an_empty_one(
-    core: Any, hands: Hands, eventually: Any
-) -> None:
+def test_responses_come_in_order_and_the_stream_ends_with_an_empty_one(core: Any, hands: Hands) -> None:
     version = core.load(core.spec(is_decoupled=True))
     _, mailbox = core.submit()
     execution = hands.wait()[0]
@@ -186,9 +185,7 @@ def test_what_execute_raises_fails_every_execution_that_is_not_closed(core: Any,
     assert told.execution_count == 2
 
 
-def test_a_drain_waits_for_open_streams_and_for_the_thread_inside_execute(
-    core: Any, hands: Hands, eventually: Any
-) -> None:
+def test_a_drain_waits_for_open_streams_and_for_the_thread_inside_execute(core: Any, hands: Hands) -> None:
     """A stream may be closed while `execute` has not returned: the session must not be closed under its feet."""
     inside, leave = threading.Event(), threading.Event()
 

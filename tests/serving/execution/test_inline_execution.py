@@ -15,6 +15,7 @@ from edge_server.backends.base import SessionInfo
 from edge_server.errors import Draining
 from edge_server.service import READING_THREAD_HOLD_US
 from edge_server.serving.execution.inline_execution import UNLIMITED_US, InlineRule, needed_hold_us
+from tests.kit.eventually import eventually
 
 COMPUTES = SessionInfo("scripted", "CPU", "f32", only_computes=True)
 MAY_WAIT = SessionInfo("scripted", "CPU", "f32")
@@ -141,7 +142,7 @@ def load(core: Any) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def is_run_here(core: Any, new_mailbox: Any, eventually: Any) -> Callable[[float], bool]:
+def is_run_here(core: Any, new_mailbox: Any) -> Callable[[float], bool]:
     """Return whether a request runs on this thread, which may be held for the given time."""
 
     def is_run(hold_us: float) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, OutputSpec, WarmupInput, WarmupSample
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, LoadError
+from tests.kit.eventually import eventually
 
 
 def sample(name: str = "zeros", *, rows: int = 2, count: int = 1, source: str = "zero", file: str = "") -> WarmupSample:
@@ -28,7 +29,7 @@ def reason(core: Any, spec: Any, root: Path = Path("/nowhere")) -> str:
     return str(found)
 
 
-def test_a_session_is_opened_closed_and_released_on_its_instances_own_thread(core: Any, eventually: Any) -> None:
+def test_a_session_is_opened_closed_and_released_on_its_instances_own_thread(core: Any) -> None:
     core.load(core.spec(instances=2))
     for value in range(10):
         core.submit(value, may_run=bool(value % 2))[1].final()
@@ -151,7 +152,7 @@ def test_whatever_a_backend_raises_while_opening_costs_only_its_version(core: An
     assert core.submit(5, model="other")[1].final().error is None
 
 
-def test_a_session_that_fails_to_close_still_ends_its_version(core: Any, eventually: Any, caplog: Any) -> None:
+def test_a_session_that_fails_to_close_still_ends_its_version(core: Any, caplog: Any) -> None:
     def fail(name: str) -> None:
         raise RuntimeError("cannot close")
 

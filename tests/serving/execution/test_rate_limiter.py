@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from edge_server.core.model_spec import DynamicBatching, InstanceGroup, InstanceKind, RateResource
 from edge_server.errors import BadModelConfig, Cancelled, EdgeServerError
 from edge_server.serving.execution.rate_limiter import CPU, RateLimiter, ResourceDemand, ResourceKey, needs_of
+from tests.kit.eventually import eventually
 
 R = ("R", CPU)
 
@@ -365,7 +366,7 @@ def test_an_expired_waiter_lets_the_next_one_go(new_core: Any, new_blocker: Any)
 
 
 def test_a_version_that_is_unloaded_while_it_waits_answers_first_and_leaves_nothing(
-    new_core: Any, new_blocker: Any, eventually: Any
+    new_core: Any, new_blocker: Any
 ) -> None:
     limiter = RateLimiter({("R", None): 1})
     core = new_core(limiter=limiter)
@@ -386,7 +387,7 @@ def test_a_version_that_is_unloaded_while_it_waits_answers_first_and_leaves_noth
     stop.release()
 
 
-def test_what_hangs_does_not_keep_its_resources_from_others(new_core: Any, new_blocker: Any, eventually: Any) -> None:
+def test_what_hangs_does_not_keep_its_resources_from_others(new_core: Any, new_blocker: Any) -> None:
     core = new_core(limiter=RateLimiter({("R", None): 1}), hang_timeout_s=0.2)
     stop = new_blocker()
     core.script.on_run = lambda name, inputs: (name.startswith("a") and stop.block()) or {"OUT": np.array(inputs["IN"])}
@@ -410,9 +411,7 @@ def test_a_model_that_needs_more_resources_than_exist_does_not_load_and_leaves_n
     assert in_use(limiter) == {}
 
 
-def test_waiting_for_resources_with_a_queue_delay_does_not_keep_the_timer_busy(
-    new_core: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_waiting_for_resources_with_a_queue_delay_does_not_keep_the_timer_busy(new_core: Any, new_blocker: Any) -> None:
     core = new_core(limiter=RateLimiter({("R", None): 1}))
     stop = new_blocker()
     core.script.on_run = lambda name, inputs: (name.startswith("a") and stop.block()) or {"OUT": np.array(inputs["IN"])}

@@ -11,6 +11,8 @@ import pytest
 
 from edge_server.core.model_spec import DynamicBatching, QueuePolicy, TimeoutAction
 from edge_server.errors import DeadlineExceeded, InvalidRequest, QueueFull
+from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 BATCHING = DynamicBatching((8,))
 
@@ -35,11 +37,7 @@ def test_many_submitters_each_get_their_own_answer_and_the_counts_agree(
         mailboxes = [(number, core.submit(number, may_run=may_run)[1]) for number in range(first, first + 50)]
         wrong.extend(number for number, mailbox in mailboxes if value(mailbox.final()) != number)
 
-    threads = [threading.Thread(target=work, args=(1000 * index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(lambda index: work(1000 * index), range(8))
     assert wrong == []
     told = version.statistics()
     assert told.success.count == told.queue.count == told.compute_infer.count == told.inference_count == 400
@@ -144,7 +142,7 @@ def test_a_wrong_request_is_refused_before_it_is_queued(core: Any) -> None:
     assert version.in_flight == 0
 
 
-def test_a_request_expires_promptly_while_the_only_instance_hangs(core: Any, blocker: Any, eventually: Any) -> None:
+def test_a_request_expires_promptly_while_the_only_instance_hangs(core: Any, blocker: Any) -> None:
     policy = QueuePolicy(TimeoutAction.REJECT, 60_000_000, allow_timeout_override=True)
     version = core.load(core.spec(dynamic_batching=DynamicBatching((8,), default_queue_policy=policy)))
     _, hung = core.submit(1)
@@ -188,9 +186,7 @@ def test_a_late_request_is_served_after_others_when_its_policy_says_so(core: Any
     assert version.statistics().fail.count == 0
 
 
-def test_answers_keep_the_order_of_requests_though_instances_differ_in_speed(
-    core: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_answers_keep_the_order_of_requests_though_instances_differ_in_speed(core: Any, new_blocker: Any) -> None:
     gates = {"m_0": new_blocker(), "m_1": new_blocker()}
 
     took: dict[float, str] = {}
@@ -242,7 +238,7 @@ def test_a_cancelled_request_does_not_block_the_ordered_ones_behind_it(core: Any
     assert value(third.final()) == 3
 
 
-def test_a_sink_that_raises_costs_only_its_own_request(core: Any, blocker: Any, eventually: Any, caplog: Any) -> None:
+def test_a_sink_that_raises_costs_only_its_own_request(core: Any, blocker: Any, caplog: Any) -> None:
     version = core.load(core.spec(dynamic_batching=BATCHING))
     core.submit(0)
     blocker.wait_blocked()

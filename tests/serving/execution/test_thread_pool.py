@@ -11,6 +11,7 @@ import pytest
 from edge_server.backends.base import SessionInfo
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.timer import Timer
+from tests.kit.eventually import eventually
 
 TIMEOUT_S = 60.0
 NEVER_S = 3600.0
@@ -101,7 +102,7 @@ def test_jobs_are_begun_in_the_order_in_which_they_come(new_pool: Any, new_block
     assert begun == list(range(20))
 
 
-def test_a_thread_that_is_idle_is_used_before_another_is_started(new_pool: Any, eventually: Any) -> None:
+def test_a_thread_that_is_idle_is_used_before_another_is_started(new_pool: Any) -> None:
     pool = new_pool(8)
     for _ in range(5):
         done = threading.Event()
@@ -111,9 +112,7 @@ def test_a_thread_that_is_idle_is_used_before_another_is_started(new_pool: Any, 
     assert pool.thread_count == 1
 
 
-def test_jobs_that_hang_are_replaced_and_the_threads_too_many_end_with_them(
-    new_pool: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_jobs_that_hang_are_replaced_and_the_threads_too_many_end_with_them(new_pool: Any, new_blocker: Any) -> None:
     pool, blocker, done = new_pool(2, long_run_s=0.01), new_blocker(), threading.Event()
     for _ in range(5):
         pool.post(blocker.block)
@@ -144,9 +143,7 @@ def test_a_job_waits_for_a_thread_when_the_system_grants_none(
     assert "the system grants no thread to run models" in caplog.text
 
 
-def test_a_pool_that_is_closed_runs_what_waits_and_has_no_threads_then(
-    new_pool: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_a_pool_that_is_closed_runs_what_waits_and_has_no_threads_then(new_pool: Any, new_blocker: Any) -> None:
     pool, blocker, done = new_pool(1), new_blocker(), threading.Event()
     pool.post(blocker.block)
     blocker.wait_blocked()
@@ -176,9 +173,7 @@ def test_unbound_sessions_of_many_instances_share_the_pool_and_run_side_by_side(
     assert all(answer.final().error is None for answer in answers)
 
 
-def test_an_unbound_session_is_opened_closed_and_released_where_models_are_loaded_and_unloaded(
-    unbound: Any, eventually: Any
-) -> None:
+def test_an_unbound_session_is_opened_closed_and_released_where_models_are_loaded_and_unloaded(unbound: Any) -> None:
     unbound.load(unbound.spec(instances=2))
     for value in range(10):
         unbound.submit(value, may_run=bool(value % 2))[1].final()
@@ -246,9 +241,7 @@ def test_an_instance_of_the_pool_runs_one_batch_at_a_time_and_in_order(unbound: 
     assert seen == {"a_0": list(range(100)), "b_0": list(range(100))}
 
 
-def test_a_session_of_the_pool_is_closed_after_the_run_that_is_under_way(
-    unbound: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_a_session_of_the_pool_is_closed_after_the_run_that_is_under_way(unbound: Any, new_blocker: Any) -> None:
     blocker, plain = new_blocker(), unbound.script.on_run
     unbound.load(unbound.spec())
     unbound.script.on_run = lambda name, inputs: blocker.block() or plain(name, inputs)
@@ -262,7 +255,7 @@ def test_a_session_of_the_pool_is_closed_after_the_run_that_is_under_way(
 
 
 def test_a_hung_session_of_the_pool_fails_its_version_and_is_closed_when_it_comes_back(
-    new_unbound: Any, new_blocker: Any, eventually: Any
+    new_unbound: Any, new_blocker: Any
 ) -> None:
     core, blocker = new_unbound(hang_timeout_s=0.05), new_blocker()
     plain = core.script.on_run

@@ -12,6 +12,7 @@ from edge_server.core.model_spec import InputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
 from edge_server.serving.lifecycle.canary import CanaryTerms, CanaryTrial, ResultSummary, judge
+from tests.kit.eventually import eventually
 
 SHARE = {"canary_share": "0.25", "canary_min_requests": "20", "canary_max_p99_ratio": "1000000"}
 """The ratio is out of reach: what the machine does beside the test must not decide it."""
@@ -138,7 +139,7 @@ def test_wrong_requests_are_not_held_against_the_canary(core: Any) -> None:
     assert shares(core) == {1: 0.0, 2: 1.0}
 
 
-def test_a_canary_with_other_inputs_than_its_predecessor_takes_no_requests_for_it(core: Any, eventually: Any) -> None:
+def test_a_canary_with_other_inputs_than_its_predecessor_takes_no_requests_for_it(core: Any) -> None:
     core.load(core.spec(parameters=SHARE), 1)
     other = core.spec(parameters=SHARE, inputs=(InputSpec("IN", DType.FP32, (2,)),))
     wish = {1: core.desired_version(core.spec(parameters=SHARE), 1), 2: core.desired_version(other, 2)}

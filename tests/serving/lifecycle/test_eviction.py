@@ -10,6 +10,8 @@ import pytest
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import Cancelled, DeadlineExceeded, Draining, LoadError, NotReady, QueueFull, UnknownModel
 from edge_server.serving.lifecycle.model_state import to_evict
+from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 FOR_ROOM = "unloaded: --max-resident-models are loaded; loads on request"
 IDLE = "unloaded: idle; loads again on request"
@@ -68,9 +70,7 @@ def test_a_request_brings_its_model_back_in_place_of_the_one_least_recently_used
     assert resident(core) == {"b", "c"}
 
 
-def test_a_models_own_time_or_the_last_requests_decides_when_it_is_idle(
-    new_core: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_a_models_own_time_or_the_last_requests_decides_when_it_is_idle(new_core: Any, new_blocker: Any) -> None:
     core, blocker = new_core(), new_blocker()
     core.set_desired(core.spec("mine", parameters={"idle_unload_s": "0.01"}))
     set_desired(core, "stays")
@@ -98,9 +98,7 @@ def test_a_time_that_is_given_while_a_model_is_not_loaded_does_not_hold_for_its_
     assert resident(core) == {"b"}
 
 
-def test_a_time_that_is_given_for_a_load_that_fails_does_not_hold_for_the_next(
-    new_core: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_a_time_that_is_given_for_a_load_that_fails_does_not_hold_for_the_next(new_core: Any, new_blocker: Any) -> None:
     core, blocker = new_core(max_resident_models=1), new_blocker()
     set_desired(core, "a", "b")
 
@@ -136,7 +134,7 @@ def test_the_old_is_closed_before_the_new_is_opened(new_core: Any) -> None:
     assert order == ["close a_0", "open b", "close b_0", "open a"]
 
 
-def test_requests_that_come_while_it_loads_share_the_one_load(new_core: Any, new_blocker: Any, eventually: Any) -> None:
+def test_requests_that_come_while_it_loads_share_the_one_load(new_core: Any, new_blocker: Any) -> None:
     core = new_core(max_resident_models=1)
     set_desired(core, "a", "b")
     blocker = new_blocker()
@@ -161,7 +159,7 @@ def stop_runs(core: Any, blocker: Any) -> None:
     core.script.on_run = run
 
 
-def test_a_model_in_use_is_not_evicted(new_core: Any, new_blocker: Any, eventually: Any) -> None:
+def test_a_model_in_use_is_not_evicted(new_core: Any, new_blocker: Any) -> None:
     core, blocker = new_core(max_resident_models=1), new_blocker()
     set_desired(core, "a", "b")
     stop_runs(core, blocker)
@@ -273,7 +271,7 @@ def test_the_end_of_the_server_answers_those_that_wait(new_core: Any, new_blocke
     blocker.release()
 
 
-def test_an_idle_model_leaves_and_comes_back(new_core: Any, eventually: Any) -> None:
+def test_an_idle_model_leaves_and_comes_back(new_core: Any) -> None:
     core = new_core(idle_unload_s=0.05)
     set_desired(core, "a")
     assert eventually(lambda: index(core) == {"a": ("UNAVAILABLE", IDLE)} and len(core.script.closed) == 1)
@@ -282,7 +280,7 @@ def test_an_idle_model_leaves_and_comes_back(new_core: Any, eventually: Any) -> 
     assert core.router.versions("a")[0].generation == 2
 
 
-def test_an_old_generation_that_stands_in_for_bad_files_never_leaves(new_core: Any, eventually: Any) -> None:
+def test_an_old_generation_that_stands_in_for_bad_files_never_leaves(new_core: Any) -> None:
     core = new_core(idle_unload_s=0.02)
     set_desired(core, "a")
 
@@ -341,11 +339,7 @@ def test_more_models_than_fit_serve_every_request_of_many_threads(new_core: Any)
             if answer.error is not None or float(answer.outputs[0].array[0, 0]) != number or answer.model != name:
                 errors.append(answer)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(work, range(4))
     assert errors == []
     assert len(resident(core)) <= 2
 

@@ -13,6 +13,7 @@ import pytest
 from edge_server import backends
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion
 from edge_server.errors import BackendMissing, BadModelConfig, ChangedWhileLoading, LoadError, NotReady, OutOfMemory
+from tests.kit.eventually import eventually
 
 
 class Failing:
@@ -53,7 +54,7 @@ PASSING = [
 
 @pytest.mark.sample(2)  # Each waits a second; what may pass is decided in serving/execution/transient_load_errors.
 @pytest.mark.parametrize(("what", "error"), PASSING, ids=[row[0] for row in PASSING])
-def test_a_cause_that_may_pass_is_tried_again_by_itself(core: Any, eventually: Any, what: str, error: Any) -> None:
+def test_a_cause_that_may_pass_is_tried_again_by_itself(core: Any, what: str, error: Any) -> None:
     opens = Failing(core, error)
     core.set_desired(core.spec())
     reason = settle(core)
@@ -91,7 +92,7 @@ def test_a_cause_that_stays_is_not_tried_again(core: Any, error: Exception) -> N
     assert opens.count == 1
 
 
-def test_the_next_try_comes_later_each_time(core: Any, eventually: Any) -> None:
+def test_the_next_try_comes_later_each_time(core: Any) -> None:
     Failing(core, OutOfMemory("a"), OutOfMemory("b"))
     core.set_desired(core.spec())
 
@@ -104,7 +105,7 @@ def test_the_next_try_comes_later_each_time(core: Any, eventually: Any) -> None:
     assert "failed 2 time(s)" in core.router.failure("m")
 
 
-def test_a_retry_that_is_due_leaves_the_old_generation_serving(core: Any, eventually: Any) -> None:
+def test_a_retry_that_is_due_leaves_the_old_generation_serving(core: Any) -> None:
     old = core.load(core.spec())
     Failing(core, OutOfMemory("a"))
     core.set_desired(core.spec(), mark="b")
@@ -140,7 +141,7 @@ def test_a_load_that_is_no_longer_desired_is_not_retried(core: Any) -> None:
     assert alarm.call is None
 
 
-def test_memory_that_another_model_gives_back_is_used_at_once(core: Any, eventually: Any) -> None:
+def test_memory_that_another_model_gives_back_is_used_at_once(core: Any) -> None:
     core.load(core.spec("big"))
     opens = Failing(core, *[OutOfMemory("a")] * 3)
     core.set_desired(core.spec("m"))
@@ -165,7 +166,7 @@ def test_a_load_that_fails_for_good_is_tried_as_often_as_asked_for(new_core: Any
     assert opens.count == 3
 
 
-def test_two_loads_that_hang_do_not_keep_others_from_loading(new_core: Any, new_blocker: Any, eventually: Any) -> None:
+def test_two_loads_that_hang_do_not_keep_others_from_loading(new_core: Any, new_blocker: Any) -> None:
     core = new_core(hang_timeout_s=0.2)
     blocker = new_blocker()
     core.script.on_open = lambda job: blocker.block() if job.spec.name.startswith("hung") else None
@@ -181,7 +182,7 @@ def test_two_loads_that_hang_do_not_keep_others_from_loading(new_core: Any, new_
     assert core.models.reconciler._loads._free._value == 2, "late ones give back no slot twice"
 
 
-def test_a_load_below_the_memory_floor_waits_and_says_so(new_core: Any, eventually: Any) -> None:
+def test_a_load_below_the_memory_floor_waits_and_says_so(new_core: Any) -> None:
     answers = ["memory is short", None]
     asked: list[int] = []
 
@@ -206,9 +207,7 @@ def test_a_load_call_below_the_memory_floor_is_refused_with_the_reason(new_core:
         core.service.load_model("m")
 
 
-def test_a_load_waits_for_unloading_models_before_it_fails_for_lack_of_memory(
-    core: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_a_load_waits_for_unloading_models_before_it_fails_for_lack_of_memory(core: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
     core.load(core.spec("old"))
     core.script.on_close = lambda name: blocker.block()

@@ -12,6 +12,7 @@ from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelFile
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion, Resolved
 from edge_server.errors import BackendError, LoadError, NotReady, OutOfMemory, SessionLost
 from edge_server.serving.execution.gpu_loss_and_memory import Gpus, gpus_of
+from tests.kit.eventually import eventually
 
 ORT_STICKY = (
     "model 'm': onnxruntime failed: [ONNXRuntimeError] : 1 : FAIL : CUDA failure 700: an illegal memory access was "
@@ -69,7 +70,7 @@ def fail_with(core: Any, message: str, model: str = "m") -> None:
     core.script.on_run = run
 
 
-def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(core: Any, eventually: Any) -> None:
+def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(core: Any) -> None:
     for spec in (on_gpu(core, "m"), on_gpu(core, "beside"), on_gpu(core, "elsewhere", 1), core.spec("host")):
         core.load(spec)
     core.service.started()
@@ -91,7 +92,7 @@ def test_a_sticky_error_fails_every_model_on_that_gpu_and_no_other(core: Any, ev
     assert eventually(lambda: "gpu.lost" in [kind for kind, _ in core.events])
 
 
-def test_a_load_call_does_not_use_a_lost_gpu_again(core: Any, eventually: Any) -> None:
+def test_a_load_call_does_not_use_a_lost_gpu_again(core: Any) -> None:
     core.load(on_gpu(core, "m"))
     core.table.mark_gpu_lost(0, "NVML: GPU is lost")
     assert eventually(lambda: [item.state for item in core.router.versions("m")] == ["FAILED"])
@@ -101,7 +102,7 @@ def test_a_load_call_does_not_use_a_lost_gpu_again(core: Any, eventually: Any) -
     assert len(core.script.opened) == count
 
 
-def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again(core: Any, eventually: Any) -> None:
+def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again(core: Any) -> None:
     """As an ONNX file with an engine: its GPU runtime is refused, the next runtime of the choice takes it."""
     first, second = on_gpu(core, "m"), core.spec("m", backend="scripted", parameters={"on": "cpu"})
     file = ModelFile(Path("/nowhere/m/1"), Path("/nowhere/m"), 1)
@@ -127,7 +128,7 @@ def test_a_model_with_a_choice_comes_up_on_the_cpu_and_the_server_is_ready_again
     assert without_fallback == []
 
 
-def test_a_model_without_a_fallback_is_reported_to_the_callback(core: Any, eventually: Any) -> None:
+def test_a_model_without_a_fallback_is_reported_to_the_callback(core: Any) -> None:
     without_fallback = core.without_fallback
     core.load(on_gpu(core, "m"))
     core.load(on_gpu(core, "n"))
@@ -137,7 +138,7 @@ def test_a_model_without_a_fallback_is_reported_to_the_callback(core: Any, event
     assert all("GPU 0 is lost to this process: NVML: GPU is lost" in reason for reason in without_fallback)
 
 
-def test_files_that_do_not_load_later_are_no_word_about_the_gpu(core: Any, eventually: Any) -> None:
+def test_files_that_do_not_load_later_are_no_word_about_the_gpu(core: Any) -> None:
     without_fallback = core.without_fallback
     file = ModelFile(Path("/nowhere/m/1"), Path("/nowhere/m"), 1)
     # What is loaded anew finds its place on the CPU.
@@ -159,7 +160,7 @@ def test_files_that_do_not_load_later_are_no_word_about_the_gpu(core: Any, event
     assert without_fallback == []
 
 
-def test_what_waits_when_the_gpu_is_lost_is_answered(core: Any, blocker: Any, eventually: Any) -> None:
+def test_what_waits_when_the_gpu_is_lost_is_answered(core: Any, blocker: Any) -> None:
     core.load(on_gpu(core, "m", max_batch_size=1))
     mailboxes = [core.submit(1.0)[1] for _ in range(4)]
     blocker.wait_blocked()
@@ -186,7 +187,7 @@ def test_one_request_too_large_for_the_gpu_costs_itself_only(core: Any) -> None:
     assert version.state.name == "READY"
 
 
-def test_a_gpu_without_memory_for_anything_fails_the_version_which_is_loaded_again(core: Any, eventually: Any) -> None:
+def test_a_gpu_without_memory_for_anything_fails_the_version_which_is_loaded_again(core: Any) -> None:
     core.load(on_gpu(core, "m"))
     core.load(on_gpu(core, "beside"))
     plain = core.script.on_run
@@ -200,7 +201,7 @@ def test_a_gpu_without_memory_for_anything_fails_the_version_which_is_loaded_aga
     assert core.submit(1.0)[1].final().error is None
 
 
-def test_a_load_that_meets_a_sticky_error_takes_the_gpu_from_the_others_too(core: Any, eventually: Any) -> None:
+def test_a_load_that_meets_a_sticky_error_takes_the_gpu_from_the_others_too(core: Any) -> None:
     core.load(on_gpu(core, "beside"))
 
     def refuse(job: Any) -> None:
@@ -243,7 +244,7 @@ def test_what_a_load_takes_of_the_gpu_is_measured_and_shown(new_core: Any) -> No
     assert shown["memory_usage"] == [{"type": "GPU", "id": 0, "byte_size": 300}]
 
 
-def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(new_core: Any, eventually: Any) -> None:
+def test_beyond_the_limit_nothing_is_loaded_onto_the_gpu_until_there_is_room(new_core: Any) -> None:
     meter = FakeMeter(1000)
     meter.used = 601
     core = new_core(gpus=Gpus(meter, {0: 0.6}))

@@ -8,6 +8,7 @@ import pytest
 
 from edge_server.core.version_lifecycle import VersionState
 from edge_server.errors import Draining
+from tests.kit.eventually import eventually
 
 
 def answered(core: Any, new_mailbox: Any, handle: Any, **more: Any) -> Any:
@@ -25,9 +26,7 @@ def test_requests_to_one_generation_get_one_handle(core: Any) -> None:
     assert core.service.find("m", None).spec is second.spec
 
 
-def test_a_handle_that_is_older_than_a_reload_leads_to_the_successor(
-    core: Any, new_mailbox: Any, eventually: Any
-) -> None:
+def test_a_handle_that_is_older_than_a_reload_leads_to_the_successor(core: Any, new_mailbox: Any) -> None:
     first = core.load(core.spec())
     handle = core.service.find("m", None)
     successor = core.load(core.spec(), mark="b")
@@ -43,7 +42,7 @@ def test_a_handle_of_a_model_with_a_canary_takes_both_turns(core: Any, new_mailb
 
 
 def test_a_held_generation_takes_all_requests_of_its_handle_also_a_canary_and_one_that_was_retired(
-    core: Any, new_mailbox: Any, eventually: Any
+    core: Any, new_mailbox: Any
 ) -> None:
     core.load(core.spec(parameters={"canary_share": "0.5"}), 1, 2)
     old, new = (core.router.route("m", version) for version in (1, 2))

@@ -11,11 +11,10 @@ import pytest
 from edge_server.core.model_spec import InstanceGroup, InstanceKind
 from edge_server.errors import NotReady, SessionLost
 from edge_server.serving.lifecycle.periodic_checks import HangWatchdog
+from tests.kit.eventually import eventually
 
 
-def test_a_run_that_hangs_fails_its_version_and_the_servers_readiness(
-    new_core: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_a_run_that_hangs_fails_its_version_and_the_servers_readiness(new_core: Any, new_blocker: Any) -> None:
     core, blocker = new_core(hang_timeout_s=0.1), new_blocker()
     core.load(core.spec("other"))
     version = core.load(core.spec())

@@ -14,6 +14,7 @@ from edge_server.core.model_spec import InstanceGroup, InstanceKind
 from edge_server.core.status_reports import IndexEntry
 from edge_server.core.version_lifecycle import DesiredModel, VersionState
 from edge_server.errors import Draining, InvalidRequest, LoadError, NotReady, Refusal, ServingFault, UnknownModel
+from tests.kit.eventually import eventually
 
 
 def fail_open(message: str) -> Any:
@@ -33,7 +34,7 @@ def kinds(core: Any, version: int | None = None) -> list[str]:
     ]
 
 
-def test_a_desired_version_is_loaded_announced_after_it_can_be_used_and_unloaded(core: Any, eventually: Any) -> None:
+def test_a_desired_version_is_loaded_announced_after_it_can_be_used_and_unloaded(core: Any) -> None:
     usable: list[bool] = []
     core.models.events.publisher = lambda kind, /, **fields: (
         core.events.append((kind, fields)),
@@ -199,7 +200,7 @@ def test_a_failed_load_is_not_tried_again_until_something_changes_or_someone_ask
     core.load(core.spec(), mark="b")
 
 
-def test_a_failed_model_that_is_removed_leaves_the_index(core: Any, eventually: Any) -> None:
+def test_a_failed_model_that_is_removed_leaves_the_index(core: Any) -> None:
     def fail(job: Any) -> None:
         raise LoadError("no luck")
 
@@ -229,7 +230,7 @@ def test_a_model_that_is_removed_while_its_load_fails_leaves_the_index(core: Any
     assert "model.failed" not in [kind for kind, _ in core.events]
 
 
-def test_a_version_removed_while_loading_leaves_nothing_behind(core: Any, new_blocker: Any, eventually: Any) -> None:
+def test_a_version_removed_while_loading_leaves_nothing_behind(core: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
     core.script.on_open = lambda job: blocker.block()
     core.set_desired(core.spec())
@@ -259,7 +260,7 @@ def test_a_version_removed_before_its_turn_is_never_loaded(core: Any, new_blocke
     assert {name for name, _ in core.script.opened} == {f"{name}_0" for name in begun}
 
 
-def test_a_version_replaced_while_loading_ends_in_the_newest(core: Any, new_blocker: Any, eventually: Any) -> None:
+def test_a_version_replaced_while_loading_ends_in_the_newest(core: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
     core.script.on_open = lambda job: blocker.block()
     core.set_desired(core.spec(), mark="a")
@@ -274,7 +275,7 @@ def test_a_version_replaced_while_loading_ends_in_the_newest(core: Any, new_bloc
     assert len(core.script.opened) == 2
 
 
-def test_a_model_wished_again_while_it_drains_is_loaded_beside_it(core: Any, blocker: Any, eventually: Any) -> None:
+def test_a_model_wished_again_while_it_drains_is_loaded_beside_it(core: Any, blocker: Any) -> None:
     core.load(core.spec())
     _, mailbox = core.submit(1)
     blocker.wait_blocked()
@@ -296,7 +297,7 @@ def test_loading_a_loaded_model_again_does_nothing(core: Any) -> None:
     assert len(core.script.opened) == 1
 
 
-def test_a_model_missing_from_the_desired_state_is_unloaded(core: Any, eventually: Any) -> None:
+def test_a_model_missing_from_the_desired_state_is_unloaded(core: Any) -> None:
     core.load(core.spec("a"))
     core.load(core.spec("b"))
     core.table.set_desired_state([core.desired["b"], DesiredModel("c", reason="two repositories hold it")])
@@ -401,7 +402,7 @@ def test_close_returns_though_opening_or_closing_a_session_hangs(core: Any, new_
     blocker.release(10)
 
 
-def test_what_finishes_loading_after_close_is_closed_again(core: Any, new_blocker: Any, eventually: Any) -> None:
+def test_what_finishes_loading_after_close_is_closed_again(core: Any, new_blocker: Any) -> None:
     blocker = new_blocker()
     core.script.on_open = lambda job: blocker.block()
     core.set_desired(core.spec())
@@ -426,7 +427,7 @@ def test_a_batch_that_ends_within_the_grace_is_answered_for_real(core: Any, bloc
     assert mailbox.final().error is None
 
 
-def test_the_slow_and_the_hung_stub_are_served_and_drained_like_any_other(core: Any, eventually: Any) -> None:
+def test_the_slow_and_the_hung_stub_are_served_and_drained_like_any_other(core: Any) -> None:
     def stub(name: str, **parameters: str) -> Any:
         groups = (InstanceGroup(name, InstanceKind.CPU, 1),)
         return core.spec(name, backend="stub", parameters=parameters, instance_groups=groups)
@@ -442,7 +443,7 @@ def test_the_slow_and_the_hung_stub_are_served_and_drained_like_any_other(core: 
 
 
 @pytest.mark.soak
-def test_500_reloads_leave_neither_memory_nor_threads_behind(core: Any, eventually: Any, caplog: Any) -> None:
+def test_500_reloads_leave_neither_memory_nor_threads_behind(core: Any, caplog: Any) -> None:
     # The log is captured, and that is memory too.
     caplog.set_level(logging.WARNING, "edge_server")
     before_all = set(threading.enumerate())

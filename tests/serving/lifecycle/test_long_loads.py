@@ -15,10 +15,11 @@ from edge_server.errors import NotReady
 from edge_server.serving.lifecycle import model_state, periodic_checks
 from edge_server.serving.lifecycle.loader import LoadSlot
 from edge_server.serving.timer import Alarm
+from tests.kit.eventually import eventually
 
 
 def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
-    new_core: Any, new_blocker: Any, eventually: Any, monkeypatch: Any, caplog: Any
+    new_core: Any, new_blocker: Any, monkeypatch: Any, caplog: Any
 ) -> None:
     monkeypatch.setattr(periodic_checks, "LONG_LOAD_S", 0.05)
     monkeypatch.setattr(model_state, "_REPORTED_AFTER_S", 0.0)

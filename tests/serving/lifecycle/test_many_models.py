@@ -12,6 +12,7 @@ import pytest
 
 from edge_server.core.version_lifecycle import DesiredModel, VersionState
 from edge_server.telemetry.event_bus import MODEL_DRAINING
+from tests.kit.eventually import eventually
 
 TIMEOUT_S = 60.0
 
@@ -83,7 +84,7 @@ def test_loads_that_wait_for_their_turn_have_no_threads(core: Any, new_blocker: 
     assert len(core.script.opened) == 30
 
 
-def test_models_that_drain_have_no_threads(core: Any, blocker: Any, eventually: Any) -> None:
+def test_models_that_drain_have_no_threads(core: Any, blocker: Any) -> None:
     desired = wishes_of(core, 20)
     core.table.set_desired_state(desired.values())
     assert core.table.wait_settled(timeout_s=TIMEOUT_S)

@@ -9,6 +9,7 @@ import pytest
 
 from edge_server.core.version_lifecycle import DesiredModel
 from edge_server.errors import OutOfMemory
+from tests.kit.eventually import eventually
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_load_waits_for_a_thread_when_the_system_grants_none(core: Any, refuse
     assert not core.table._updating
 
 
-def test_a_drain_waits_for_a_thread_when_the_system_grants_none(core: Any, refuse: Any, eventually: Any) -> None:
+def test_a_drain_waits_for_a_thread_when_the_system_grants_none(core: Any, refuse: Any) -> None:
     core.load(core.spec())
     left = refuse("edge-drain", 2)
     core.service.unload_model("m")
@@ -83,9 +84,7 @@ def test_a_shutdown_closes_what_serves_though_the_system_grants_no_thread_at_fir
     assert sorted(name for name, _ in core.script.closed) == ["a_0", "b_0"]
 
 
-def test_an_instance_that_gets_no_thread_is_tried_again_as_one_without_memory(
-    core: Any, refuse: Any, eventually: Any
-) -> None:
+def test_an_instance_that_gets_no_thread_is_tried_again_as_one_without_memory(core: Any, refuse: Any) -> None:
     refuse("edge-m_0", 1)
     core.set_desired(core.spec())
     assert eventually(lambda: core.service.is_model_ready("m", None))
@@ -94,7 +93,7 @@ def test_an_instance_that_gets_no_thread_is_tried_again_as_one_without_memory(
     assert failed["retry_in_s"] == 1.0
 
 
-def test_a_version_that_comes_back_with_the_same_files_is_tried_again(core: Any, eventually: Any) -> None:
+def test_a_version_that_comes_back_with_the_same_files_is_tried_again(core: Any) -> None:
     errors: list[Exception] = [OutOfMemory("does not fit")]
 
     def on_open(job: Any) -> None:

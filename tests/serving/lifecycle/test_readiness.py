@@ -71,7 +71,7 @@ def test_a_model_that_never_served_counts_where_readiness_is_strict(
     ("readiness", "is_ready"), [(Readiness.STRICT, False), (Readiness.KEEPS_SERVING, False), (Readiness.ANY, True)]
 )
 def test_a_model_that_served_and_does_not_any_more_counts_until_it_is_removed(
-    new_core: Any, eventually: Any, readiness: Readiness, is_ready: bool
+    new_core: Any, readiness: Readiness, is_ready: bool
 ) -> None:
     core = new_core(readiness=readiness)
     core.load(core.spec("good"))

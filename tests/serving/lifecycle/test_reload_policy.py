@@ -10,6 +10,7 @@ import pytest
 from edge_server.core.model_spec import InstanceGroup, InstanceKind
 from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
 from edge_server.errors import LoadError, NotReady
+from tests.kit.eventually import eventually
 
 REPLACE = {"reload_policy": "replace"}
 
@@ -21,7 +22,7 @@ def note_order(core: Any) -> list[str]:
     return order
 
 
-def test_a_new_version_is_loaded_beside_the_old_one_unless_the_model_says_otherwise(core: Any, eventually: Any) -> None:
+def test_a_new_version_is_loaded_beside_the_old_one_unless_the_model_says_otherwise(core: Any) -> None:
     order = note_order(core)
     core.load(core.spec(), 1)
     core.load(core.spec(), 2)
@@ -100,7 +101,7 @@ def test_the_price_of_replace_is_that_a_file_that_does_not_load_serves_nothing(c
     assert [(entry.state, entry.reason) for entry in core.router.index()] == [("UNAVAILABLE", "bad file")]
 
 
-def test_a_version_removed_while_the_old_one_drains_is_not_loaded(core: Any, blocker: Any, eventually: Any) -> None:
+def test_a_version_removed_while_the_old_one_drains_is_not_loaded(core: Any, blocker: Any) -> None:
     spec = core.spec(parameters=REPLACE)
     core.load(spec)
     core.submit(1.0)

@@ -37,6 +37,8 @@ from edge_server.errors import (
 )
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.sequence.scheduler import SequenceScheduler
+from tests.kit.eventually import eventually
+from tests.kit.together import together
 
 START = ControlInput("START", ControlKind.START, DType.FP32, (0, 1))
 READY = ControlInput("READY", ControlKind.READY, DType.INT32, (0, 1))
@@ -103,11 +105,7 @@ def test_every_sequence_has_its_own_state_however_many_run_at_once(core: Any, st
             sums[id] = walk(core, id, values)
             assert sums[id] == np.cumsum(values).tolist()
 
-    threads = [threading.Thread(target=camera, args=(id,)) for id in range(1, 13)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(camera, range(1, 13))
     assert set(sums) == set(range(1, 13))
 
 
@@ -228,7 +226,7 @@ def test_a_client_that_starts_and_cancels_repeatedly_leaves_nothing_and_blocks_n
     assert answer(waiting) == 5
 
 
-def test_more_sequences_than_may_wait_are_refused_and_one_that_goes_makes_room(core: Any, eventually: Any) -> None:
+def test_more_sequences_than_may_wait_are_refused_and_one_that_goes_makes_room(core: Any) -> None:
     limits = {"warmup_probe": "false", "max_waiting_sequences": " 2 "}
     version = load(core, OldestStrategy(1), parameters=limits)
     assert walk(core, 1, [1], ends=False) == [1]
@@ -275,7 +273,7 @@ def test_an_invalid_limit_of_waiting_requests_fails_the_load(core: Any, key: str
     assert f"model 'm': parameter {key} must be a whole number of 1 to 1000000, got '{text[:80]}'" in failure
 
 
-def test_starts_and_cancels_of_many_threads_leave_nothing_behind(core: Any, eventually: Any) -> None:
+def test_starts_and_cancels_of_many_threads_leave_nothing_behind(core: Any) -> None:
     limits = {"warmup_probe": "false", "max_waiting_sequences": "5", "max_waiting_per_sequence": "2"}
     version = load(core, OldestStrategy(2), instances=2, parameters=limits)
 
@@ -293,11 +291,7 @@ def test_starts_and_cancels_of_many_threads_leave_nothing_behind(core: Any, even
             for _, box in sent:
                 box.final()
 
-    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(1, 7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(client, range(1, 7))
     assert eventually(lambda: version.in_flight == 0)
     scheduler = version._scheduler
     assert eventually(lambda: (scheduler.live_count, scheduler.backlog_count, scheduler.pending_count) == (0, 0, 0))
@@ -305,7 +299,7 @@ def test_starts_and_cancels_of_many_threads_leave_nothing_behind(core: Any, even
     assert walk(core, 7, [1, 2]) == [1, 3]
 
 
-def test_an_idle_sequence_is_closed_by_the_clock_and_its_slot_given_away(core: Any, eventually: Any) -> None:
+def test_an_idle_sequence_is_closed_by_the_clock_and_its_slot_given_away(core: Any) -> None:
     version = load(core, sequence=batching(OldestStrategy(1), max_idle_us=20_000))
     assert walk(core, 1, [1], ends=False) == [1]
     _, waiting = step(core, 2, 2, "+")
@@ -572,11 +566,7 @@ def test_an_overload_of_all_endings_loses_no_request_and_keeps_every_order(core:
                 elif not isinstance(response.error, Cancelled):
                     lost.append(str(response.error))
 
-    threads = [threading.Thread(target=client, args=(id,)) for id in range(1, 17)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(client, range(1, 17))
     assert lost == []
     version.stop_accepting()
     version.drain()
@@ -743,7 +733,7 @@ def test_a_sequence_of_a_client_that_names_its_version_is_kept_apart_from_one_wi
         step(core, 7, 1)
 
 
-def test_a_sequence_that_begins_anew_leaves_no_other_in_another_version(core: Any, eventually: Any) -> None:
+def test_a_sequence_that_begins_anew_leaves_no_other_in_another_version(core: Any) -> None:
     load(core, versions=(1, 2), parameters={"warmup_probe": "false", "canary_share": "0.5"})
     schedulers = [core.router.route("m", version)._scheduler for version in (1, 2)]
     versions = [step(core, 1, 1, "+")[1].final().version for _ in range(4)]
@@ -752,7 +742,7 @@ def test_a_sequence_that_begins_anew_leaves_no_other_in_another_version(core: An
     assert step(core, 1, 1)[1].final().version == 2
 
 
-def test_the_end_of_a_client_that_is_gone_reaches_a_version_that_is_not_the_newest(core: Any, eventually: Any) -> None:
+def test_the_end_of_a_client_that_is_gone_reaches_a_version_that_is_not_the_newest(core: Any) -> None:
     older = load(core)
     walk(core, 1, [1], ends=False)
     load(core, versions=(1, 2))
@@ -760,9 +750,7 @@ def test_the_end_of_a_client_that_is_gone_reaches_a_version_that_is_not_the_newe
     assert eventually(lambda: older._scheduler.live_count == 0)
 
 
-def test_no_sequence_of_many_clients_changes_its_version_while_a_canary_comes_and_is_taken_back(
-    core: Any, eventually: Any
-) -> None:
+def test_no_sequence_of_many_clients_changes_its_version_while_a_canary_comes_and_is_taken_back(core: Any) -> None:
     load(core, OLDEST)
     clients: list[list[list[tuple[int, float]]]] = [[] for _ in range(4)]
     is_over = threading.Event()
@@ -821,7 +809,7 @@ def test_a_model_of_requests_gets_the_controls_as_inputs_and_the_flags(core: Any
     ]
 
 
-def test_a_model_that_answers_later_gets_the_next_step_only_then(core: Any, eventually: Any) -> None:
+def test_a_model_that_answers_later_gets_the_next_step_only_then(core: Any) -> None:
     held: list[Any] = []
     core.script.on_execute = held.extend
     load(core, OLDEST, sequence=batching(OLDEST, states=(), controls=(START,)))
@@ -833,7 +821,7 @@ def test_a_model_that_answers_later_gets_the_next_step_only_then(core: Any, even
         assert answer(box) == place + 1
 
 
-def test_preserve_ordering_holds_for_models_that_answer_later(core: Any, eventually: Any, new_blocker: Any) -> None:
+def test_preserve_ordering_holds_for_models_that_answer_later(core: Any, new_blocker: Any) -> None:
     held: list[Any] = []
     blocker = new_blocker()
 
@@ -899,7 +887,7 @@ def stream(mailbox: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("strategy", [DIRECT, OLDEST])
-def test_a_request_runs_until_its_model_lets_it_go_and_needs_no_id(core: Any, strategy: Any, eventually: Any) -> None:
+def test_a_request_runs_until_its_model_lets_it_go_and_needs_no_id(core: Any, strategy: Any) -> None:
     model = Countdown()
     version = iterate(core, model, strategy)
     assert stream(core.submit(3)[1]) == [3, 2, 1]
@@ -945,9 +933,7 @@ def test_an_id_that_a_client_chose_reaches_the_model_and_two_of_it_do_not_mix(co
     assert {id for batch in model.told for id, _, _ in batch} == {99}
 
 
-def test_cancel_frees_the_slot_of_a_request_whether_it_runs_or_waits_to_run_again(
-    core: Any, new_blocker: Any, eventually: Any
-) -> None:
+def test_cancel_frees_the_slot_of_a_request_whether_it_runs_or_waits_to_run_again(core: Any, new_blocker: Any) -> None:
     blocker, model = new_blocker(), Countdown()
 
     def execute(executions: Any) -> None:
@@ -967,7 +953,7 @@ def test_cancel_frees_the_slot_of_a_request_whether_it_runs_or_waits_to_run_agai
     assert [id for batch in model.told for id, _, _ in batch] == [1, 2]
 
 
-def test_cancels_at_any_time_leave_nothing_behind(core: Any, eventually: Any) -> None:
+def test_cancels_at_any_time_leave_nothing_behind(core: Any) -> None:
     version = iterate(core, Countdown(), instances=2)
     numbers = random.Random(3)
     running = [core.submit(numbers.randint(1, 400)) for _ in range(60)]
@@ -981,7 +967,7 @@ def test_cancels_at_any_time_leave_nothing_behind(core: Any, eventually: Any) ->
     assert stream(core.submit(2)[1]) == [2, 1]
 
 
-def test_a_deadline_ends_a_request_between_two_runs(core: Any, eventually: Any) -> None:
+def test_a_deadline_ends_a_request_between_two_runs(core: Any) -> None:
     version = iterate(core, Countdown())
     _, box = core.submit(1e9, deadline_ns=time.monotonic_ns() + 50_000_000)
     assert isinstance(box.final().error, DeadlineExceeded)
@@ -1014,7 +1000,7 @@ def test_stopping_ends_a_request_that_would_run_for_ever(new_core: Any) -> None:
     assert version.in_flight == 0
 
 
-def test_a_run_that_fails_ends_the_request_and_its_slot(core: Any, eventually: Any) -> None:
+def test_a_run_that_fails_ends_the_request_and_its_slot(core: Any) -> None:
     def execute(executions: Any) -> None:
         for execution in executions:
             if execution.request.sequence.is_start:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import COMMAND, clean_environment, running
+from tests.kit.server import COMMAND, clean_environment, serve
 from tests.e2e.yolo_exports import NAMES, ULTRALYTICS, detect, export
 
 PAGE = Path(__file__).parents[4] / "docs" / "yolo-to-mqtt.md"
@@ -41,7 +41,7 @@ def test_the_page_brings_boxes_and_labels_to_the_broker(
         )
     )
     _, _, repository, *flags = shlex.split(serve)
-    with running(Path(repository.partition("=")[2]), *flags):
+    with serve(Path(repository.partition("=")[2]), *flags):
         listener = listen()
         topic = shlex.split(look)[-1].removesuffix("#")
         assert topic == "edge_server/door/"

@@ -17,7 +17,7 @@ import pytest
 
 from edge_server.plugins.fleet.follow.trial import Trial
 from edge_server.repository.disk import free_space
-from tests.e2e.conftest import running
+from tests.kit.server import serve
 from tests.plugins.fleet.conftest import PAGE_BYTES, BoxUnderTest, filled
 
 pytest.importorskip("tuf")
@@ -118,7 +118,7 @@ def test_a_server_keeps_serving_when_another_program_fills_the_disk_during_a_dow
         found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         return json.loads(found.stdout)["follow"]["models"]["m"]
 
-    with running(disk / "models", *flags) as server:
+    with serve(disk / "models", *flags) as server:
         assert eventually(lambda: factor() == 0.5)
         add_model(publication.models / "m", 0.25)
         (publication.models / "m" / "notes.bin").write_bytes(np.random.default_rng(0).bytes(6 << 20))

@@ -27,6 +27,7 @@ import edge_server
 from edge_server.core.tensor import BY_NAME
 from edge_server.errors import EdgeServerError, InvalidRequest, LoadError, NotReady, Unsupported
 from edge_server.protocol import messages
+from tests.kit.model_folder import model_folder
 
 ECHO = (
     'backend: "identity" max_batch_size: 8 '
@@ -54,14 +55,13 @@ INPUTS = {"INPUT0": np.array([[1.5, -0.0, np.inf]], np.float32), "INPUT1": np.ar
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    (folder / "echo/1").mkdir(parents=True)
-    (folder / "echo/config.pbtxt").write_text(ECHO)
-    (folder / "counter/1").mkdir(parents=True)
-    (folder / "counter/1/model.py").write_text(COUNTER)
-    (folder / "counter/config.pbtxt").write_text(
+    model_folder(folder / "echo", ECHO)
+    model_folder(
+        folder / "counter",
         'backend: "python" model_transaction_policy { decoupled: true } '
         'input { name: "COUNT" data_type: TYPE_INT32 dims: [1] } '
-        'output { name: "NUMBER" data_type: TYPE_INT32 dims: [1] }'
+        'output { name: "NUMBER" data_type: TYPE_INT32 dims: [1] }',
+        {"1/model.py": COUNTER},
     )
     return folder
 
@@ -216,8 +216,7 @@ def test_a_failed_start_raises_its_reason(tmp_path: Path, models: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(EdgeServerError, match=str(port)):
             edge_server.Server(models, http_port=port).start()
-    (tmp_path / "broken/1").mkdir(parents=True)
-    (tmp_path / "broken/1/model.onnx").write_bytes(b"no model")
+    model_folder(tmp_path / "broken", files={"1/model.onnx": b"no model"})
     with pytest.raises(LoadError, match="1 NOT: broken"):
         edge_server.Server(tmp_path, exit_on_error=True).start()
     with edge_server.Server(tmp_path) as server:
@@ -504,9 +503,7 @@ def test_the_fastapi_program_of_the_documentation_answers_and_refuses(tmp_path: 
     program, client = blocks_of("embedding.md", "FastAPI")
     model, config = blocks_of("python-models.md", "A whole model")
     folder = tmp_path / "model_repository/mean"
-    (folder / "1").mkdir(parents=True)
-    (folder / "1/model.py").write_text(model)
-    (folder / "config.pbtxt").write_text(config)
+    model_folder(folder, config, {"1/model.py": model})
     (tmp_path / "program.py").write_text(program)
     ended = subprocess.run([sys.executable, "-c", client], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stdout) == (0, "{'mean': 3.0}\n422\n"), ended.stderr

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.model_folder import model_folder, parameters
+
 ECHO = (
     'backend: "identity" max_batch_size: 8 '
     'input { name: "INPUT0" data_type: TYPE_FP32 dims: [-1] } '
@@ -176,10 +178,8 @@ if __name__ == "__main__":
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
-    (folder / "echo/1").mkdir(parents=True)
-    (folder / "echo/config.pbtxt").write_text(ECHO)
-    (folder / "repeat/1").mkdir(parents=True)
-    (folder / "repeat/config.pbtxt").write_text(REPEAT)
+    model_folder(folder / "echo", ECHO)
+    model_folder(folder / "repeat", REPEAT)
     return folder
 
 
@@ -206,11 +206,9 @@ def test_each_method_raises_in_a_forked_child_whose_exit_leaves_the_server_runni
 
 
 def test_a_process_that_a_python_model_forks_gets_an_error_from_each_call(tmp_path: Path, models: Path) -> None:
-    isolated = 'parameters { key: "isolation" value { string_value: "process" } }'
+    isolated = parameters(isolation="process")
     for name, isolation in (("forker", ""), ("isolated", isolated)):
-        (models / name / "1").mkdir(parents=True)
-        (models / name / "1/model.py").write_text(FORKER)
-        (models / name / "config.pbtxt").write_text(FORKER_CONFIG + isolation)
+        model_folder(models / name, FORKER_CONFIG + isolation, {"1/model.py": FORKER})
     program = """
 import sys
 import numpy as np
