@@ -1,11 +1,10 @@
-"""Fixtures for language models: waiting, and the front end of tests/frontends."""
+"""Fixtures for language models: the front end of tests/frontends, small files and engines."""
 
 from __future__ import annotations
 
 import importlib.util
 import struct
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,12 @@ open_site, site = _front_end.open_site, _front_end.site
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], bool]:
-    def wait(condition: Callable[[], bool]) -> bool:
-        end = time.monotonic() + 20
-        while not condition():
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.01)
-        return True
+def talker(site: Any) -> Any:
+    """A front end with the model `talker`."""
+    from tests.plugins.language.talker import TALKER, two_words
 
-    return wait
+    site.service.models["talker"] = (TALKER, two_words)
+    return site
 
 
 @pytest.fixture
