@@ -14,6 +14,7 @@ from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.serving.cache.cached_response import CachedResponse, to_cached_response
 from edge_server.serving.cache.local_store import LocalStore
+from tests.kit.together import together
 
 CAPACITY = 10_000
 
@@ -73,11 +74,7 @@ def test_threads_that_put_and_get_at_once_leave_it_within_its_bytes_and_its_sum_
             else:
                 store.get(bytes([number + 1]))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(work, range(4))
     count, held_bytes, _ = store.contents()
     found = [store.get(bytes([number])) for number in range(64)]
     there = [item for item in found if item is not None]

@@ -37,6 +37,7 @@ from edge_server.errors import (
 )
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.sequence.scheduler import SequenceScheduler
+from tests.kit.together import together
 
 START = ControlInput("START", ControlKind.START, DType.FP32, (0, 1))
 READY = ControlInput("READY", ControlKind.READY, DType.INT32, (0, 1))
@@ -103,11 +104,7 @@ def test_every_sequence_has_its_own_state_however_many_run_at_once(core: Any, st
             sums[id] = walk(core, id, values)
             assert sums[id] == np.cumsum(values).tolist()
 
-    threads = [threading.Thread(target=camera, args=(id,)) for id in range(1, 13)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(camera, range(1, 13))
     assert set(sums) == set(range(1, 13))
 
 
@@ -293,11 +290,7 @@ def test_starts_and_cancels_of_many_threads_leave_nothing_behind(core: Any, even
             for _, box in sent:
                 box.final()
 
-    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(1, 7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(client, range(1, 7))
     assert eventually(lambda: version.in_flight == 0)
     scheduler = version._scheduler
     assert eventually(lambda: (scheduler.live_count, scheduler.backlog_count, scheduler.pending_count) == (0, 0, 0))
@@ -572,11 +565,7 @@ def test_an_overload_of_all_endings_loses_no_request_and_keeps_every_order(core:
                 elif not isinstance(response.error, Cancelled):
                     lost.append(str(response.error))
 
-    threads = [threading.Thread(target=client, args=(id,)) for id in range(1, 17)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(client, range(1, 17))
     assert lost == []
     version.stop_accepting()
     version.drain()
