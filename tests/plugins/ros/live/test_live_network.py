@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -12,16 +10,9 @@ from typing import Any
 
 import pytest
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.soak,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif("EDGE_TEST_RCLPY" not in os.environ, reason="needs rclpy: tests/plugins/ros/fetch_rclpy.sh"),
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
-        reason="needs cyclonedds and rosbags: pip install '.[ros]'",
-    ),
-]
+from tests.plugins.ros.marks import LIVE_ROS
+
+pytestmark = LIVE_ROS
 
 LIMIT_S = 60.0
 FOUND = {"answers": {"/found": ["Detection2DArray", "DEFAULT"]}}
