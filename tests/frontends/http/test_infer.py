@@ -268,15 +268,6 @@ def test_a_connection_serves_many_requests_even_after_errors(site):
     connection.close()
 
 
-def test_half_precision_needs_the_binary_format(site):
-    body = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP16", "data": [1]}]}
-    reply = site.post("/v2/models/half/infer", body)
-    assert reply.status == 400
-    assert reply.error == (
-        "receiving FP16 data via JSON is not supported. Please use the binary data format for input IN"
-    )
-
-
 @pytest.mark.parametrize("model", ["image", "float"])
 def test_an_image_or_text_without_a_type_is_told_which_images_are_read_and_the_header(site, model):
     path = f"/v2/models/{model}/infer"
