@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from edge_server.plugins.cameras.streams.fair_scheduling import FairChoice
 
 
-def choice_of(*priorities_and_weights: tuple[int, float], priority_weight: float | None = None) -> FairChoice[int]:
+def choice_of(*priorities_and_weights: tuple[int, float], priority_weight: int = 0) -> FairChoice[int]:
     """Return the choice of the members 0, 1, ... with these priorities and weights."""
-    choice: FairChoice[int] = FairChoice() if priority_weight is None else FairChoice(priority_weight)
+    choice: FairChoice[int] = FairChoice(priority_weight)
     for member, (priority, weight) in enumerate(priorities_and_weights):
         choice.add(member, priority, weight)
     return choice
@@ -108,7 +108,7 @@ def test_the_choice_is_always_an_eligible_one_of_the_first_priority(rounds):
 @pytest.mark.parametrize(
     ("priorities", "priority_weight", "most"),
     [
-        ([2] * 4, None, 3),
+        ([2] * 4, 0, 3),
         # In one turn of priority 4, priorities 3, 2 and 1 get at most 2, 4 and 8, and each begins with one.
         ([4, 3, 2, 1], 2, 14 + 3),
     ],
