@@ -23,6 +23,7 @@ FILES = {
     "openvino": "onnx",
     "litert": "lite",
     "pytorch": "torch",
+    "jax": "jax",
     "tensorrt_rtx": "plan",
     "stub": "onnx",
 }
