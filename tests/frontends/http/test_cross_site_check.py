@@ -114,6 +114,8 @@ def test_a_page_under_the_name_of_this_machine_may_send_control_requests(
     site = open_site()
     for host in ("jetson-7.lab.example:8000", "jetson-7:8000", "jetson-7.local:8000"):
         assert site.post(LOAD, {}, {"Host": host, "Origin": f"http://{host}", **JSON}).status == 200
+    # Browsers leave out the port 80.
+    assert site.post(LOAD, {}, {"Host": "jetson-7:80", "Origin": "http://jetson-7", **JSON}).status == 200
 
 
 @pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded", "application/json", "image/jpeg"])

@@ -7,7 +7,6 @@ import json
 import re
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import shared_memory
 
@@ -18,6 +17,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends.http import generate_endpoints, inference_route
 from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.v2 import infer_json_cache
+from tests.kit.eventually import eventually
 
 
 def add_body(**more):
@@ -310,13 +310,6 @@ def test_a_body_goes_to_the_decoder_of_its_type(open_site):
     assert reply.json["outputs"][0]["data"] == [1.0, 2.0]
 
 
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
-
-
 def decoding_threads(monkeypatch, name, *modules):
     """Return the threads that decoded, noted as they do."""
     seen = []
@@ -385,13 +378,13 @@ def test_a_request_decoded_for_a_client_that_left_is_released(site, monkeypatch)
             client.sendall(head.encode() + body)
             assert has_begun.wait(60)
         budget = site.frontend._budget
-        until(lambda: not site.frontend._server._setups[0].connections._open)
+        assert eventually(lambda: not site.frontend._server._setups[0].connections._open)
         assert outputs[0]
         may_end.set()
         assert was_released.wait(60)
         assert not outputs[0]
         assert site.service.requests == []
-        until(lambda: budget.held == 0)
+        assert eventually(lambda: budget.held == 0)
     finally:
         may_end.set()
         block.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.eventually import eventually
 from tests.plugins.ros.marks import LIVE_ROS
 
 pytestmark = LIVE_ROS
@@ -26,10 +27,7 @@ DISTRIBUTIONS = ["jazzy", pytest.param("kilted", marks=pytest.mark.long)]
 
 
 def wait_for_log(log: Path, text: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while text not in log.read_text():
-        assert time.monotonic() < end_s, f"expected '{text}' in the log:\n{log.read_text()}"
-        time.sleep(0.1)
+    assert eventually(lambda: text in log.read_text(), LIMIT_S), f"expected '{text}' in the log:\n{log.read_text()}"
 
 
 def stop(camera: Any) -> None:
