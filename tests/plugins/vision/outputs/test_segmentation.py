@@ -108,7 +108,7 @@ def mask_of(made_model: Any, values: np.ndarray, fit: Any) -> Any:
         # The bits of BF16 are numbers.
         ({"mask_layout": "index"}, DType.BF16, (), (1, 2, 7), [1, 2, 7, 3]),
         # NaN never wins.
-        ({"mask_output": "out"}, DType.FP32, (3,), ((np.nan,), (0.5,), (1.0,)), [2, 1]),
+        ({"mask_output": "out"}, DType.FP32, (3,), ((np.nan, 0.1), (0.5, np.nan), (1.0, 0.2)), [2, 2, 1]),
     ],
 )
 def test_the_class_of_each_pixel(make_model, make_fit, stated, dtype, dims, first, expected) -> None:
