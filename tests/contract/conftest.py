@@ -207,3 +207,40 @@ def slow_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.parent.mkdir()
     torch.jit.trace(Slow(), torch.zeros(1, 1)).save(str(path))
     return path
+
+
+def _export_jax(folder: Path, function: Any, **shapes: Any) -> Path:
+    jax = pytest.importorskip("jax", reason="jax is not installed: pip install '.[jax]'")
+    pytest.importorskip("flatbuffers", reason="flatbuffers is not installed: pip install '.[jax]'")
+    given = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
+    path = folder / "1" / "model.jaxexport"
+    path.parent.mkdir()
+    path.write_bytes(jax.export.export(jax.jit(function), platforms=("cpu",))(**given).serialize())
+    return path
+
+
+@pytest.fixture(scope="session")
+def add_sub_jax(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `add_sub_onnx`."""
+    export = pytest.importorskip("jax.export", reason="jax is not installed: pip install '.[jax]'")
+    wide, narrow = np.ones((16, 32_768), "f4"), np.zeros((32_768, 16), "f4")
+
+    def add_sub(INPUT0: Any, INPUT1: Any) -> dict[str, Any]:
+        left = INPUT0 + INPUT0 @ wide @ narrow
+        return {"OUTPUT0": left + INPUT1, "OUTPUT1": left - INPUT1}
+
+    shape = (export.symbolic_shape("rows")[0], 16)
+    return _export_jax(tmp_path_factory.mktemp("add_sub_jax"), add_sub, INPUT0=shape, INPUT1=shape)
+
+
+@pytest.fixture(scope="session")
+def slow_jax(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `slow_onnx`."""
+
+    def slow(X: Any) -> dict[str, Any]:
+        wide = X + np.zeros((512, 512), "f4")
+        for _ in range(20):
+            wide = wide @ wide
+        return {"Y": wide.mean().reshape(1, 1)}
+
+    return _export_jax(tmp_path_factory.mktemp("slow_jax"), slow, X=(1, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import sys
 import threading
@@ -23,6 +24,7 @@ FILES = {
     "openvino": "onnx",
     "litert": "lite",
     "pytorch": "torch",
+    "jax": "jax",
     "tensorrt_rtx": "plan",
     "stub": "onnx",
 }
@@ -168,11 +170,17 @@ def test_read_only_unaligned_and_strided_inputs_are_read_and_not_changed(open_ad
     session.close()
 
 
-def test_no_reference_to_an_input_is_kept(open_add_sub: Open) -> None:
+GIVES_BACK_LATER = {"jax"}
+"""Backends whose runtime gives up an aligned input only when the interpreter collects garbage, or at its next call."""
+
+
+def test_no_reference_to_an_input_is_kept(open_add_sub: Open, backend: Backend) -> None:
     session = open_add_sub()
     inputs = rows(2)
     before = [sys.getrefcount(array) for array in inputs.values()]
     session.run(inputs, BOTH)
+    if backend.name in GIVES_BACK_LATER:
+        gc.collect()
     assert [sys.getrefcount(array) for array in inputs.values()] == before
     session.close()
 

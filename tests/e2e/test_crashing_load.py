@@ -14,7 +14,7 @@ import pytest
 
 from tests.kit.eventually import eventually
 from tests.kit.model_folder import model_folder
-from tests.kit.server import serve
+from tests.kit.server import ServerProcess, serve
 
 pytestmark = pytest.mark.full
 
@@ -41,7 +41,7 @@ def test_a_model_whose_load_ended_two_servers_is_not_loaded_again_until_its_file
     for count in range(1, 3):
         with serve(models, *flags) as server:
 
-            def load(server: Any = server) -> None:
+            def load(server: ServerProcess = server) -> None:
                 with suppress(OSError):
                     server.request("POST", "/v2/repository/models/bad/load")
 

@@ -240,6 +240,24 @@ class ScriptedCore:
         array = np.full((rows, width), value, np.float32)
         return Request(model, {"IN": Tensor("IN", DType.FP32, array)}, **more)
 
+    def block_runs(self, prefix: str = "") -> Blocker:
+        """Stop every run of the instances whose names begin so, until the blocker that is returned lets it go on."""
+        made, plain = Blocker(), self.script.on_run
+
+        def run(name: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+            if name.startswith(prefix):
+                made.block()
+            return plain(name, inputs)
+
+        self.script.on_run = run
+        return made
+
+    def block_loads(self) -> Blocker:
+        """Stop every load, until the blocker that is returned lets it go on."""
+        made = Blocker()
+        self.script.on_open = lambda job: made.block()
+        return made
+
     def submit(self, value: float = 0.0, *, may_run: bool = False, **more: Any) -> tuple[Any, Mailbox]:
         mailbox = Mailbox()
         return self.service.submit(self.request(value, **more), mailbox, hold_us=math.inf if may_run else 0.0), mailbox
@@ -293,16 +311,9 @@ def new_blocker() -> Callable[[], Blocker]:
 
 
 @pytest.fixture
-def blocker(new_blocker: Callable[[], Blocker], core: ScriptedCore) -> Iterator[Blocker]:
+def blocker(core: ScriptedCore) -> Iterator[Blocker]:
     """Stops every run of the scripted sessions."""
-    made = new_blocker()
-    plain = core.script.on_run
-
-    def run(name: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        made.block()
-        return plain(name, inputs)
-
-    core.script.on_run = run
+    made = core.block_runs()
     yield made
     made.release(10_000)
 

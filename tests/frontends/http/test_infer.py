@@ -7,7 +7,6 @@ import json
 import re
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import shared_memory
 
@@ -18,6 +17,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends.http import generate_endpoints, inference_route
 from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.v2 import infer_json_cache
+from tests.kit.eventually import eventually
 
 
 def add_body(**more):
@@ -268,15 +268,6 @@ def test_a_connection_serves_many_requests_even_after_errors(site):
     connection.close()
 
 
-def test_half_precision_needs_the_binary_format(site):
-    body = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP16", "data": [1]}]}
-    reply = site.post("/v2/models/half/infer", body)
-    assert reply.status == 400
-    assert reply.error == (
-        "receiving FP16 data via JSON is not supported. Please use the binary data format for input IN"
-    )
-
-
 @pytest.mark.parametrize("model", ["image", "float"])
 def test_an_image_or_text_without_a_type_is_told_which_images_are_read_and_the_header(site, model):
     path = f"/v2/models/{model}/infer"
@@ -317,13 +308,6 @@ def test_a_body_goes_to_the_decoder_of_its_type(open_site):
     site = open_site(body_decoders={"audio/": decode})
     reply = site.post("/v2/models/float/infer", b"\1\2", {"Content-Type": "audio/wav; rate=1"})
     assert reply.json["outputs"][0]["data"] == [1.0, 2.0]
-
-
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
 
 
 def decoding_threads(monkeypatch, name, *modules):
@@ -394,13 +378,13 @@ def test_a_request_decoded_for_a_client_that_left_is_released(site, monkeypatch)
             client.sendall(head.encode() + body)
             assert has_begun.wait(60)
         budget = site.frontend._budget
-        until(lambda: not site.frontend._server._setups[0].connections._open)
+        assert eventually(lambda: not site.frontend._server._setups[0].connections._open)
         assert outputs[0]
         may_end.set()
         assert was_released.wait(60)
         assert not outputs[0]
         assert site.service.requests == []
-        until(lambda: budget.held == 0)
+        assert eventually(lambda: budget.held == 0)
     finally:
         may_end.set()
         block.close()

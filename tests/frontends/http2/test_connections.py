@@ -389,8 +389,7 @@ def test_a_client_that_stops_within_headers_is_cut(serve: Serve) -> None:
 
 
 def test_a_client_that_does_not_answer_pings_is_cut(serve: Serve) -> None:
-    server = serve(keepalive_time_s=0.02, keepalive_timeout_s=0.02, permits_keepalive_without_streams=True)
-    client = server.connect()
+    client = serve(keepalive_time_s=0.02, keepalive_timeout_s=0.02, permits_keepalive_without_streams=True).connect()
     while client.receive() is not None:
         pass
     assert any(isinstance(frame, PingFrame) and "ACK" not in frame.flags for frame in client.frames)

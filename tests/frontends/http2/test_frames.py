@@ -156,8 +156,7 @@ def test_violations_that_end_the_stream_5_4_2(serve: Serve, name: str, updates: 
 
 
 def test_headers_after_the_end_end_the_stream_5_1(serve: Serve) -> None:
-    server = serve()
-    client = server.connect()
+    client = serve().connect()
     client.send(client.headers(1, "END_STREAM", path="/wait"), client.headers(1, "END_STREAM"))
     assert client.until(RstStreamFrame, 1).error_code == Http2ErrorCode.STREAM_CLOSED
     client.check_alive()
@@ -192,8 +191,7 @@ def window(stream_id: int, count: int) -> WindowUpdateFrame:
 
 
 def test_more_streams_than_allowed_are_refused_5_1_2(serve: Serve) -> None:
-    server = serve(max_streams=2)
-    client = server.connect()
+    client = serve(max_streams=2).connect()
     client.send(*(client.headers(number, path="/wait") for number in (1, 3, 5)), DataFrame(5, b"x" * 300))
     assert client.until(RstStreamFrame).error_code == Http2ErrorCode.REFUSED_STREAM
     assert client.frames[-1].stream_id == 5

@@ -214,8 +214,7 @@ def test_each_initial_window_of_a_frame_is_checked(serve: Serve) -> None:
 
 @pytest.mark.parametrize("streams", [0, 640])
 def test_settings_are_charged_by_the_streams_that_they_touch(serve: Serve, streams: int) -> None:
-    server = serve(control_rate=100.0)
-    client = server.connect()
+    client = serve(control_rate=100.0).connect()
     client.send(*(client.headers(1 + 2 * number, path="/wait") for number in range(streams)))
     client.send(*(windows(100 + number) for number in range(40)))
     if streams:
@@ -226,8 +225,7 @@ def test_settings_are_charged_by_the_streams_that_they_touch(serve: Serve, strea
 
 @pytest.mark.parametrize("stream_id", [0, 1])
 def test_window_updates_that_nothing_has_paid_for_are_charged(serve: Serve, stream_id: int) -> None:
-    server = serve(control_rate=20.0)
-    client = server.connect()
+    client = serve(control_rate=20.0).connect()
     client.send(client.headers(1), DataFrame(1, b"x", flags=["END_STREAM"]))
     assert client.response(1) == b"x"
     client.send(*[WindowUpdateFrame(stream_id, 1)] * 100)

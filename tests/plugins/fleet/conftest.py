@@ -63,6 +63,11 @@ class Publication:
         if not self.root.exists():
             shutil.copy(self.site / "metadata" / "1.root.json", self.root)
 
+    def release(self, factor: float, rollout: str = "", *, name: str = "m", **model: Any) -> None:
+        """Write a model as `write_model` does, and publish."""
+        write_model(self.models / name, factor, **model)
+        self.publish(rollout)
+
 
 @pytest.fixture
 def publication(tmp_path: Path) -> Iterator[Publication]:

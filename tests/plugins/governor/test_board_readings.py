@@ -1,4 +1,4 @@
-"""Complete readings of each reconstructed board: exact values and missing values."""
+"""Complete readings of each reconstructed board: exact values, missing values, and files with faults."""
 
 from __future__ import annotations
 
@@ -297,18 +297,6 @@ def test_the_load_of_a_short_moment_is_smoothed(board: Any) -> None:
     assert after[-1] == pytest.approx(1.0, abs=0.02)
 
 
-def test_memory_and_pressure_are_read_if_the_kernel_has_them(board: Any) -> None:
-    memory = sensors(board("orin_nano_jp6")).read(100.0).memory
-    assert (memory.total_bytes, memory.available_bytes) == (7802936 * 1024, 4311220 * 1024)
-    assert (memory.some_percent, memory.full_percent) == (1.25, 0.5)
-
-
-def test_a_kernel_without_pressure_accounts(board: Any) -> None:
-    reading = sensors(board("orin_nx_jp5")).read(100.0)
-    assert reading.memory.some_percent is None
-    assert reading.missing["memory_pressure"] == "/proc/pressure/memory is not there"
-
-
 def test_a_machine_without_any_sensor_is_read_and_names_the_missing_ones(machine: Any) -> None:
     reading = sensors(machine).read(100.0)
     assert (reading.zones, reading.rails, reading.gpus, reading.heat) == ((), (), (), None)
@@ -373,3 +361,45 @@ def test_an_unknown_power_mode_has_a_reason(board: Any) -> None:
     machine.write("/var/lib/nvpmodel/status", "pmode:0009 fmode:fanNull")
     reading = sensor.read(105.0)
     assert (reading.power_mode, reading.missing["power_mode"]) == (None, "/etc/nvpmodel.conf has no power mode 9")
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("name", IDENTITY)
+@pytest.mark.parametrize("content", ["", "-1", "not a number", "9" * 30, "\0\0", None])
+def test_any_file_may_have_any_content_or_vanish_at_any_time(name: str, content: str | None, board: Any) -> None:
+    machine = board(name)
+    sensor = sensors(machine)
+    sensor.read(0.0)
+    for second, path in enumerate(list(machine.files), 1):
+        if content is None:
+            machine.remove(path)
+        else:
+            machine.write(path, content)
+        reading = sensor.read(second / 2)
+        assert reading.power_mw is None or reading.power_mw >= 0
+        assert reading.heat is None or reading.heat.temperature_c is not None
+
+
+@pytest.mark.parametrize("name", IDENTITY)
+def test_the_controlling_sensor_is_silent_while_it_is_missing(name: str, board: Any) -> None:
+    machine = board(name)
+    if name == "x86_box":
+        # It would replace the sensor.
+        machine.remove(machine.zone("x86_pkg_temp"))
+    sensor = sensors(machine)
+    sensor.read(0.0)
+    before = sensor.read(1.0)
+    assert before.silent == set()
+    assert before.heat is not None
+    heard = {f"zone {before.heat.name}"} | {f"rail {rail.name}" for rail in before.rails if rail.is_counted}
+    paths = [zone.source for zone in before.zones if zone.name == before.heat.name]
+    paths += [rail.source for rail in before.rails if rail.is_counted]
+    kept = {path: machine.at(path.removeprefix("sysfs:")).read_text().strip() for path in paths}
+    for path in kept:
+        machine.remove(path.removeprefix("sysfs:"))
+    assert sensor.read(2.0).silent == heard
+    assert sensor.read(60.0).silent == heard
+    for path, content in kept.items():
+        machine.write(path.removeprefix("sysfs:"), content)
+    sensor.read(61.0)
+    assert sensor.read(62.0).silent == set()

@@ -56,16 +56,6 @@ def test_a_limit_set_by_another_program_is_kept(make_board: Any) -> None:
     assert limit_hz(board) == 1_020_000_000
 
 
-def test_a_cap_left_by_an_earlier_process_is_removed(make_board: Any) -> None:
-    board = make_board("thor_jp7")
-    before_hz = limit_hz(board)
-    gone = DevfreqCap(board.root)
-    memo = gone.memo()
-    gone.cap(before_hz // 2)
-    DevfreqCap(board.root).restore(memo)
-    assert limit_hz(board) == before_hz
-
-
 def test_without_write_permission_the_error_names_who_may(make_board: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     board = make_board("orin_nano_jp6")
     before_hz = limit_hz(board)

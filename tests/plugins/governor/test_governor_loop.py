@@ -37,7 +37,6 @@ from edge_server.plugins.governor.work_meter import (
     token_work,
 )
 from tests.kit.eventually import eventually
-from tests.plugins.governor.thermal_model import ThermalModel
 
 STEP_S = 0.5
 
@@ -160,39 +159,12 @@ def test_a_silent_sensor_is_lost_after_five_seconds_and_its_return_is_reported(m
     assert machine.kinds().count("governor.sensor_back") == machine.kinds().count("governor.sensor_lost")
 
 
-def test_a_silent_junction_sensor_is_lost_although_another_zone_replaces_it(machine: Machine) -> None:
-    machine.run(10)
-    machine.more = {"silent": frozenset({"zone tj"})}
-    decision = machine.run(4.5)
-    assert decision.lost == {"zone tj"}
-    assert decision.temperature_c is not None
-    assert "no reading of zone tj any more" in decision.detail
-    assert machine.run(10).share == pytest.approx(0.5)
-
-
 def test_memory_pressure_refuses_bulk_work_only(machine: Machine) -> None:
     machine.more = {"memory": MemoryState(some_percent=80.0)}
     decision = machine.run(5)
     assert (decision.sheds_bulk, decision.share, machine.admission.is_open) == (True, 1.0, False)
     assert machine.admission.refuse_frame("m", 3) is not None
     assert machine.admission.refuse_frame("m", 1) is None
-
-
-def test_a_thermal_model_in_the_loop_stays_below_its_trip() -> None:
-    """The simulated machine is heated only by the work that admission control grants."""
-    machine = Machine()
-    plant = ThermalModel(ambient_c=50.0)
-
-    def heat() -> None:
-        plant.step(machine.admission.allowed_fraction, STEP_S)
-        machine.temperature_c, machine.power_w = plant.chip_c, plant.power_w
-
-    machine.run(1200, heat)
-    hottest = 0.0
-    for _ in range(1200):
-        machine.run(STEP_S, heat)
-        hottest = max(hottest, machine.temperature_c or 0.0)
-    assert 90.0 < hottest < 97.5
 
 
 # -- work, capacity, energy

@@ -12,7 +12,7 @@ needs; leakage grows with temperature. Work gets done in proportion to busy * f.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 LONGEST_STEP_S = 0.1
 """Heat is computed in steps of at most this."""
@@ -23,10 +23,7 @@ _HOTTEST_LEAKAGE_C = 150.0
 
 @dataclass(frozen=True, slots=True)
 class ThermalModelConstants:
-    """Heat capacities in J/K, thermal resistances in K/W, power in W, temperatures in degrees Celsius.
-
-    Raises ValueError for impossible constants, or if the chip warms up too fast for steps of a tenth of a second.
-    """
+    """Heat capacities in J/K, thermal resistances in K/W, power in W, temperatures in degrees Celsius."""
 
     chip_j_per_k: float = 8.0
     sink_j_per_k: float = 150.0
@@ -41,22 +38,6 @@ class ThermalModelConstants:
     clock_steps: int = 8
     lowest_clock: float = 0.3
     governor_period_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{item.name}: expected a number above 0, given {value:g}")
-        if self.clock_steps < 2 or self.lowest_clock > 1:
-            raise ValueError("expected at least 2 clock_steps, and a lowest_clock of at most 1")
-        if self.critical_c <= self.trip_c:
-            raise ValueError(f"expected critical_c above trip_c, given {self.critical_c:g} and {self.trip_c:g}")
-        fastest_s = self.chip_to_sink_k_per_w * min(self.chip_j_per_k, self.sink_j_per_k)
-        if fastest_s < 10 * LONGEST_STEP_S:
-            raise ValueError(
-                f"chip_to_sink_k_per_w times chip_j_per_k or sink_j_per_k: expected at least {10 * LONGEST_STEP_S:g} s,"
-                f" given {fastest_s:g} s"
-            )
 
 
 @dataclass(slots=True)

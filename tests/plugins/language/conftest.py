@@ -1,37 +1,25 @@
-"""Fixtures for language models: waiting, and the front end of tests/frontends."""
+"""Fixtures for language models: the front end of tests/frontends, small files and engines."""
 
 from __future__ import annotations
 
-import importlib.util
 import struct
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("front_end", Path(__file__).parents[2] / "frontends" / "conftest.py")
-assert _spec is not None
-assert _spec.loader is not None
-_front_end = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _front_end
-_spec.loader.exec_module(_front_end)
-open_site, site = _front_end.open_site, _front_end.site
+from tests.frontends import conftest as front_end
+from tests.plugins.language.talker import TALKER, two_words
+
+open_site, site = front_end.open_site, front_end.site
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], bool]:
-    def wait(condition: Callable[[], bool]) -> bool:
-        end = time.monotonic() + 20
-        while not condition():
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.01)
-        return True
-
-    return wait
+def talker(site: front_end.Site) -> front_end.Site:
+    """A front end with the model `talker`."""
+    site.service.models["talker"] = (TALKER, two_words)
+    return site
 
 
 @pytest.fixture

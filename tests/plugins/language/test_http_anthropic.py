@@ -6,84 +6,15 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec
 from edge_server.core.request_response import Request, Response
-from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import BadSchema, ConstraintFailed, Throttled
+from edge_server.core.tensor import DType
+from tests.plugins.language.talker import HELLO, SCHEMA, TALKER, calls, response, sent, two_words
+from tests.plugins.language.talker import TOOL as OPENAI_TOOL
 
-FLAGS = ("stream", "tokenize")
-TALKER = ModelSpec(
-    "talker",
-    "stub",
-    "",
-    max_batch_size=0,
-    inputs=tuple(
-        InputSpec(name, DType.BOOL if name in FLAGS else DType.BYTES, (1,), is_optional=True)
-        for name in ("messages", "sampling_parameters", *FLAGS)
-    ),
-    outputs=(
-        *(
-            OutputSpec(name, DType.BYTES, (-1,))
-            for name in ("text_output", "finish_reason", "tool_calls", "reasoning_content")
-        ),
-        *(OutputSpec(name, DType.INT32, (-1,)) for name in ("token_ids", "num_input_tokens", "num_output_tokens")),
-    ),
-    instance_groups=(),
-    is_decoupled=True,
-)
-HELLO = [{"role": "user", "content": "hello"}]
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"name": "f", "description": "does it", "input_schema": SCHEMA, "strict": True}
-OPENAI_TOOL = {
-    "type": "function",
-    "function": {"name": "f", "parameters": SCHEMA, "description": "does it", "strict": True},
-}
-
-
-def response(request: Request, *, is_final: bool = False, **outputs: Any) -> Response:
-    tensors = [
-        Tensor(name, DType.INT32, np.array(value, np.int32))
-        if name.startswith(("num_", "token_"))
-        else Tensor(
-            name, DType.BYTES, np.array([(value if isinstance(value, str) else json.dumps(value)).encode()], object)
-        )
-        for name, value in outputs.items()
-    ]
-    return Response(request.model, 1, request.id, outputs=tuple(tensors), is_final=is_final)
-
-
-def two_words(request: Request) -> list[Response]:
-    if "tokenize" in request.inputs:
-        return [response(request, is_final=True, token_ids=[1, 2, 3])]
-    return [
-        response(request, text_output="two", num_input_tokens=[9], num_output_tokens=[1]),
-        response(request, text_output=" words", num_output_tokens=[2]),
-        response(request, is_final=True, text_output="", finish_reason="stop"),
-    ]
-
-
-def look_and_call(*arguments: str) -> Any:
-    """Return the model that says a word, and calls f with each of the arguments, in parts of one character."""
-
-    def answer(request: Request) -> list[Response]:
-        parts: list[dict[str, Any]] = []
-        for index, text in enumerate(arguments):
-            parts.append({"index": index, "id": f"call_{index}", "type": "function", "function": {"name": "f"}})
-            parts += [{"index": index, "function": {"arguments": character}} for character in text]
-        responses = [response(request, text_output="", tool_calls=[part]) for part in parts]
-        end = response(request, is_final=True, text_output="", finish_reason="tool_calls")
-        return [response(request, text_output="Look."), *responses, end]
-
-    return answer
-
-
-@pytest.fixture
-def talker(site: Any) -> Any:
-    site.service.models["talker"] = (TALKER, two_words)
-    return site
 
 
 def ask(site: Any, path: str = "/v1/messages", **members: Any) -> Any:
@@ -99,15 +30,6 @@ def events(reply: Any) -> list[dict[str, Any]]:
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
     return found
-
-
-def sent(site: Any, path: str, members: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs of the request that a call becomes."""
-    reply = site.post(path, {"model": "talker", "max_tokens": 5, **members})
-    assert reply.status == 200, reply.body
-    request = site.service.requests.pop()
-    values = {name: tensor.array.tolist()[0] for name, tensor in request.inputs.items()}
-    return {name: json.loads(value) if isinstance(value, bytes) else value for name, value in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +118,9 @@ def sent(site: Any, path: str, members: dict[str, Any]) -> dict[str, Any]:
 def test_a_call_becomes_the_request_that_openais_api_makes(
     talker: Any, members: dict[str, Any], own: dict[str, Any]
 ) -> None:
-    assert sent(talker, "/v1/messages", members) == sent(talker, "/v1/chat/completions", own)
+    assert sent(talker, "/v1/messages", {"max_tokens": 5, **members}) == sent(
+        talker, "/v1/chat/completions", {"max_tokens": 5, **own}
+    )
 
 
 def test_a_message_has_blocks_and_counts(talker: Any) -> None:
@@ -232,7 +156,7 @@ def test_a_stream_has_the_events_of_a_text(talker: Any) -> None:
 
 
 def test_each_call_of_a_tool_is_a_block(talker: Any) -> None:
-    talker.service.models["talker"] = (TALKER, look_and_call('{"a": 1}', "{}"))
+    talker.service.models["talker"] = (TALKER, calls('{"a": 1}', "{}", text="Look."))
     uses = [{"type": "tool_use", "id": f"call_{index}", "name": "f"} for index in range(2)]
     answer = ask(talker, tools=[TOOL]).json
     assert answer["stop_reason"] == "tool_use"
@@ -304,7 +228,7 @@ def test_a_stream_has_the_deltas_of_thinking_and_then_its_signature(talker: Any)
 
 
 def test_a_call_that_was_cut_short_is_text(talker: Any) -> None:
-    talker.service.models["talker"] = (TALKER, look_and_call('{"a": '))
+    talker.service.models["talker"] = (TALKER, calls('{"a": ', text="Look."))
     assert ask(talker, tools=[TOOL]).json["content"] == [
         {"type": "text", "text": 'Look.{"name": "f", "arguments": {"a": '}
     ]
@@ -378,42 +302,6 @@ def test_an_invalid_call_gets_anthropics_error(
     assert reply.json["error"]["type"] == (kind or "invalid_request_error")
     assert said in reply.json["error"]["message"]
     assert not talker.service.requests
-
-
-def test_an_error_in_a_stream_is_its_last_event(talker: Any) -> None:
-    def fail(request: Request) -> list[Response]:
-        error = BadSchema("tools[0].function.parameters.x", "too slow")
-        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
-
-    talker.service.models["talker"] = (TALKER, fail)
-    last = events(ask(talker, stream=True))[-1]
-    assert last == {
-        "type": "error",
-        "error": {"type": "invalid_request_error", "message": "tools[0].input_schema.x: too slow"},
-    }
-
-
-def test_an_answer_that_does_not_obey_its_schema_is_an_error_and_no_end(talker: Any) -> None:
-    error = ConstraintFailed("constraint_failed: json_schema: no JSON")
-
-    def fail(request: Request) -> list[Response]:
-        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
-
-    expected = {"type": "error", "error": {"type": "constraint_failed", "message": error.message}}
-    talker.service.models["talker"] = (TALKER, fail)
-    found = events(ask(talker, stream=True))
-    assert found[-1] == expected
-    assert not any(item["type"] in ("message_delta", "message_stop") for item in found)
-    reply = ask(talker)
-    assert (reply.status, reply.json) == (500, expected)
-
-
-def test_a_refusal_keeps_its_status_and_headers(talker: Any) -> None:
-    error = Throttled("too hot", retry_after_s=2.5)
-    talker.service.models["talker"] = (TALKER, lambda request: [Response("talker", 1, request.id, error=error)])
-    reply = ask(talker)
-    assert (reply.status, reply.headers["Retry-After"]) == (429, "3")
-    assert reply.json["error"]["type"] == "rate_limit_error"
 
 
 def test_a_wrong_method_gets_anthropics_error(talker: Any) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,71 +13,7 @@ import pytest
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import BadSchema, ConstraintFailed, Throttled
-from edge_server.plugins.language.openai import api_endpoints
-
-TALKER = ModelSpec(
-    "talker",
-    "stub",
-    "",
-    max_batch_size=0,
-    inputs=tuple(
-        InputSpec(name, DType.BOOL if name == "stream" else DType.BYTES, (1,), is_optional=True)
-        for name in ("text_input", "messages", "sampling_parameters", "stream")
-    ),
-    outputs=tuple(OutputSpec(name, DType.BYTES, (-1,)) for name in ("text_output", "finish_reason", "tool_calls")),
-    instance_groups=(),
-    is_decoupled=True,
-)
-HELLO = [{"role": "user", "content": "hello"}]
-TOOL = {"type": "function", "function": {"name": "f"}}
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-
-
-def response(request: Request, *, is_final: bool = False, **outputs: Any) -> Response:
-    tensors = [
-        Tensor(name, DType.BYTES, np.array([(value if isinstance(value, str) else json.dumps(value)).encode()], object))
-        for name, value in outputs.items()
-    ]
-    return Response(request.model, 1, request.id, outputs=tuple(tensors), is_final=is_final)
-
-
-def two_words(request: Request) -> list[Response]:
-    return [
-        response(request, text_output="two"),
-        response(request, text_output=" words"),
-        response(request, is_final=True, text_output="", finish_reason="stop"),
-    ]
-
-
-def calls(*arguments: str) -> Any:
-    """Return the model that calls f with each of the arguments, in parts of one character."""
-
-    def answer(request: Request) -> list[Response]:
-        parts: list[dict[str, Any]] = []
-        for index, text in enumerate(arguments):
-            parts.append({"index": index, "id": f"call_{index}", "type": "function", "function": {"name": "f"}})
-            parts += [{"index": index, "function": {"arguments": character}} for character in text]
-        responses = [response(request, text_output="", tool_calls=[part]) for part in parts]
-        return [*responses, response(request, is_final=True, text_output="", finish_reason="tool_calls")]
-
-    return answer
-
-
-@pytest.fixture
-def talker(site: Any) -> Any:
-    site.service.models["talker"] = (TALKER, two_words)
-    return site
-
-
-def sent(site: Any, path: str, members: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return the inputs of the request that a call becomes."""
-    reply = site.post(path, {"model": "talker", **members})
-    assert reply.status == 200, reply.body
-    request = site.service.requests.pop()
-    values = {name: tensor.array.tolist()[0] for name, tensor in request.inputs.items()}
-    return {name: json.loads(value) if name in ("sampling_parameters", "messages") else value
-            for name, value in values.items()}  # fmt: skip
+from tests.plugins.language.talker import HELLO, SCHEMA, TALKER, TOOL, calls, response, sent, two_words
 
 
 @pytest.mark.parametrize(
@@ -231,43 +165,6 @@ def test_calls_of_tools_come_whole_with_their_arguments_as_objects(talker: Any, 
     assert "".join(message["content"] for message in messages) == '{"name": "f", "arguments": {"b": '
 
 
-def test_a_slow_stream_gets_lines_without_text(talker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_endpoints, "_KEEP_ALIVE_S", 0.01)
-    has_line = threading.Event()
-
-    def two_words_late(request: Request) -> list[Response]:
-        assert has_line.wait(30)
-        return two_words(request)
-
-    talker.service.models["talker"] = (TALKER, two_words_late)
-    connection = http.client.HTTPConnection("127.0.0.1", talker.port, timeout=30)
-    try:
-        connection.request("POST", "/api/chat", json.dumps({"model": "talker", "messages": HELLO}))
-        answer = connection.getresponse()
-        first = json.loads(answer.readline())
-        has_line.set()
-        rest = [json.loads(text) for text in answer.read().splitlines()]
-    finally:
-        connection.close()
-    assert (first["message"]["content"], first["done"]) == ("", False)
-    assert "".join(item["message"]["content"] for item in rest) == "two words"
-
-
-def test_a_client_that_disconnects_cancels_its_request(talker: Any) -> None:
-    talker.service.models["talker"] = (TALKER, lambda request: [])
-    connection = http.client.HTTPConnection("127.0.0.1", talker.port, timeout=30)
-    connection.request("POST", "/api/chat", json.dumps({"model": "talker", "messages": HELLO}))
-    assert talker.service.submitted.wait(30)
-    connection.close()
-    assert talker.service.tickets[0].was_cancelled.wait(30)
-
-
-def test_a_server_whose_models_may_not_be_listed_names_none(talker: Any) -> None:
-    talker.service.suggests_models = False
-    reply = talker.post("/api/chat", {"model": "nosuch", "messages": HELLO})
-    assert (reply.status, reply.error) == (404, "Request for unknown model: 'nosuch' is not found")
-
-
 @pytest.mark.parametrize(
     ("path", "members", "status", "said"),
     [
@@ -328,42 +225,6 @@ def test_an_invalid_call_gets_ollamas_error(
     assert reply.status == status
     assert said in reply.error
     assert not talker.service.requests
-
-
-def test_an_error_in_a_stream_is_its_last_line(talker: Any) -> None:
-    def fail(request: Request) -> list[Response]:
-        error = BadSchema("json_schema.properties.x", "too slow")
-        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
-
-    talker.service.models["talker"] = (TALKER, fail)
-    reply = talker.post("/api/chat", {"model": "talker", "messages": HELLO})
-    lines = [json.loads(text) for text in reply.body.splitlines()]
-    assert lines[0]["message"]["content"] == "a"
-    assert lines[1:] == [{"error": "format.properties.x: too slow"}]
-
-
-def test_an_answer_that_does_not_obey_its_schema_is_an_error_and_no_end(talker: Any) -> None:
-    def fail(request: Request) -> list[Response]:
-        error = ConstraintFailed("constraint_failed: json_schema: no JSON")
-        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
-
-    talker.service.models["talker"] = (TALKER, fail)
-    for path, own in (("chat", {"messages": HELLO}), ("generate", {"prompt": "hi"})):
-        reply = talker.post(f"/api/{path}", {"model": "talker", "format": {}, **own})
-        first, *last = (json.loads(text) for text in reply.body.splitlines())
-        assert not first["done"]
-        assert last == [{"error": "constraint_failed: json_schema: no JSON"}]
-        talker.service.models["talker"] = (TALKER, lambda request: fail(request)[1:])
-        reply = talker.post(f"/api/{path}", {"model": "talker", "format": {}, "stream": False, **own})
-        assert (reply.status, reply.json) == (500, last[0])
-        talker.service.models["talker"] = (TALKER, fail)
-
-
-def test_a_refusal_keeps_its_status_and_headers(talker: Any) -> None:
-    error = Throttled("too hot", retry_after_s=2.5)
-    talker.service.models["talker"] = (TALKER, lambda request: [Response("talker", 1, request.id, error=error)])
-    reply = talker.post("/api/chat", {"model": "talker", "messages": HELLO})
-    assert (reply.status, reply.error, reply.headers["Retry-After"]) == (429, "too hot", "3")
 
 
 def test_embeddings_have_ollamas_form(site: Any) -> None:

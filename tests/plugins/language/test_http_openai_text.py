@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import json
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -13,71 +11,20 @@ import numpy as np
 import pytest
 
 from edge_server.config import RestrictedGroup
-from edge_server.core.model_spec import ChatTemplate, InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import ChatTemplate
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import ConstraintFailed
-from edge_server.plugins.language.openai import api_endpoints
-
-NAMES = ("text_output", "finish_reason", "logprobs", "tool_calls", "reasoning_content")
-TALKER = ModelSpec(
-    "talker",
-    "stub",
-    "",
-    max_batch_size=0,
-    inputs=tuple(
-        InputSpec(name, DType.BOOL if name == "stream" else DType.BYTES, (1,), is_optional=True)
-        for name in ("text_input", "messages", "sampling_parameters", "stream")
-    ),
-    outputs=(
-        *(OutputSpec(name, DType.BYTES, (-1,)) for name in NAMES),
-        OutputSpec("num_input_tokens", DType.UINT32, (1,)),
-        OutputSpec("num_cached_tokens", DType.UINT32, (1,)),
-    ),
-    instance_groups=(),
-    is_decoupled=True,
-)
-TOOL = {"type": "function", "function": {"name": "f"}}
-
-
-def response(request: Request, *, is_final: bool = False, **outputs: Any) -> Response:
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in outputs.items()}
-    tensors = [
-        Tensor(name, DType.BYTES, np.array([text.encode()], object)) for name, text in texts.items()
-    ]  # fmt: skip
-    return Response(request.model, 1, request.id, outputs=tuple(tensors), is_final=is_final)
-
-
-def two_words(request: Request) -> list[Response]:
-    """Two words and the end, with the logarithm of each."""
-    words = ["two", " words"]
-    found = [
-        response(request, text_output=word, logprobs=[{"token": word, "logprob": -place / 2}])
-        for place, word in enumerate(words)
-    ]
-    return [*found, response(request, is_final=True, text_output="", finish_reason="stop", logprobs=[])]
-
-
-def call_twice(request: Request) -> list[Response]:
-    parts = [
-        {"index": index, "id": f"call_{index}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        for index in range(2)
-    ]
-    return [
-        response(request, text_output="", tool_calls=parts),
-        response(request, is_final=True, text_output="", finish_reason="tool_calls", tool_calls=[]),
-    ]
+from tests.plugins.language.talker import HELLO, TALKER, TOOL, calls, response, two_words
 
 
 @pytest.fixture
-def talker(site: Any) -> Any:
-    site.service.models["talker"] = (TALKER, two_words)
-    site.service.models["caller"] = (TALKER, call_twice)
-    return site
+def talker(talker: Any) -> Any:
+    talker.service.models["caller"] = (TALKER, calls("{}", "{}"))
+    return talker
 
 
 def chat(**more: Any) -> dict[str, Any]:
-    return {"model": "talker", "messages": [{"role": "user", "content": "hello"}], **more}
+    return {"model": "talker", "messages": HELLO, **more}
 
 
 def completion(**more: Any) -> dict[str, Any]:
@@ -357,35 +304,6 @@ def test_logprobs_of_an_echoed_prompt_are_refused(talker: Any) -> None:
     assert talker.post("/v1/completions", completion(echo=True, logprobs=None)).status == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_slow_stream_gets_comments_before_its_chunks(talker: Any, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(api_endpoints, "_KEEP_ALIVE_S", 0.01)
-    has_comment = threading.Event()
-
-    def two_words_late(request: Request) -> list[Response]:
-        assert has_comment.wait(30)
-        return two_words(request)
-
-    talker.service.models["talker"] = (TALKER, two_words_late)
-    body = {**(chat() if "chat" in path else completion()), "stream": True}
-    connection = http.client.HTTPConnection("127.0.0.1", talker.port, timeout=30)
-    try:
-        connection.request("POST", path, json.dumps(body))
-        answer = connection.getresponse()
-        assert answer.readline().startswith(b": ")
-        has_comment.set()
-        found = [json.loads(line[6:]) for line in answer.read().split(b"\n") if line.startswith(b"data: {")]
-    finally:
-        connection.close()
-    choices = [event["choices"][0] for event in found]
-    if "chat" in path:
-        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
-        assert [choice["delta"].get("role") for choice in choices[1:]] == [None] * 3
-        assert "".join(choice["delta"].get("content", "") for choice in choices) == "two words"
-    else:
-        assert [choice["text"] for choice in choices] == ["two", " words", ""]
-
-
 @pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="needs jinja2, of the extra chat")
 @pytest.mark.parametrize(("more", "role"), [("", "system"), ("{# developer #}", "developer")])
@@ -430,8 +348,8 @@ def test_without_parallel_tool_calls_a_response_has_the_first_call_only(talker: 
         (choice,) = talker.post("/v1/chat/completions", members | more).json["choices"]
         assert [call["id"] for call in choice["message"]["tool_calls"]] == ["call_0", "call_1"][:count]
         streamed = events(talker.post("/v1/chat/completions", members | more | {"stream": True}))
-        deltas = [event["choices"][0]["delta"] for event in streamed]
-        assert sum(len(delta.get("tool_calls", ())) for delta in deltas) == count
+        parts = [part for event in streamed for part in event["choices"][0]["delta"].get("tool_calls", ())]
+        assert [part["id"] for part in parts if "id" in part] == ["call_0", "call_1"][:count]
 
 
 def test_usage_has_the_cached_tokens_of_each_prompt_if_the_model_reports_them(talker: Any) -> None:
@@ -450,26 +368,6 @@ def test_usage_has_the_cached_tokens_of_each_prompt_if_the_model_reports_them(ta
     assert events(talker.post("/v1/completions", body))[-1]["usage"] == expected
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v2/rerank",
-        "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings",
-        "/api/show", "/v1/audio/speech",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("members", [{"nosuch": 1}, {"stream": 3, "input": 5}, {}])
-def test_an_unknown_model_is_answered_before_wrong_members_with_those_that_serve(
-    talker: Any, path: str, members: dict[str, Any]
-) -> None:
-    for model in ("nosuch", "nosuch:latest"):
-        reply = talker.post(path, {"model": model, **members})
-        assert reply.status == 404, reply.body
-        assert b"models that serve here: " in reply.body
-    if members and path != "/v1/audio/speech":
-        assert talker.post(path, {"model": "talker", **members}).status == 400
-
-
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/", "/v3/images/edits?x=1", "/v1/models/a/b"])
 def test_unknown_paths_get_openais_error(site: Any, path: str) -> None:
     for method in ("POST", "GET"):
@@ -478,30 +376,6 @@ def test_unknown_paths_get_openais_error(site: Any, path: str) -> None:
         error = reply.json["error"]
         assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "unknown_url")
         assert error["message"].startswith(f"unknown path: {method} {path}; of OpenAI's API this server has /v1/chat")
-
-
-def test_an_answer_that_does_not_obey_its_schema_is_an_error_and_no_end(talker: Any) -> None:
-    error = ConstraintFailed("constraint_failed: json_schema: no JSON")
-
-    def fail(request: Request) -> list[Response]:
-        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
-
-    expected = {"message": error.message, "type": "constraint_failed", "param": None, "code": "constraint_failed"}
-    talker.service.models["talker"] = (TALKER, fail)
-    for path, own in (
-        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("completions", {"prompt": "a"}),
-    ):
-        call = {"model": "talker", "structured_outputs": {"json": {}}, **own}
-        reply = talker.post(f"/v1/{path}", call)
-        assert (reply.status, reply.json) == (500, {"error": expected})
-        *found, last = [
-            json.loads(part.removeprefix("data: "))
-            for part in talker.post(f"/v1/{path}", {**call, "stream": True}).body.decode().split("\n\n")[:-1]
-        ]
-        assert last == {"error": expected}
-        assert found
-        assert not any(choice["finish_reason"] for chunk in found for choice in chunk["choices"])
 
 
 def test_wrong_methods_and_missing_tokens_get_openais_error(open_site: Any) -> None:

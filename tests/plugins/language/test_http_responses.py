@@ -7,63 +7,20 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec
 from edge_server.core.request_response import Request, Response
-from edge_server.core.tensor import DType, Tensor
-from edge_server.errors import BackendError, BadSchema, ConstraintFailed, ContextTooLong, Throttled
+from edge_server.core.tensor import DType
+from edge_server.errors import ContextTooLong
 from edge_server.plugins.language.openai.response_store import StoredResponse, TextResponseStore, memory_bytes
+from tests.plugins.language.talker import HELLO, SCHEMA, TALKER, response, sent, two_words
+from tests.plugins.language.talker import TOOL as CHAT_TOOL
 
-NAMES = ("text_output", "finish_reason", "tool_calls", "reasoning_content", "logprobs", "warnings")
-COUNTS = ("num_input_tokens", "num_output_tokens", "num_cached_tokens", "num_reasoning_tokens")
-FLAGS = ("stream", "return_logprobs")
-TALKER = ModelSpec(
-    "talker",
-    "stub",
-    "",
-    max_batch_size=0,
-    inputs=tuple(
-        InputSpec(name, DType.BOOL if name in FLAGS else DType.BYTES, (1,), is_optional=True)
-        for name in ("messages", "sampling_parameters", *FLAGS)
-    ),
-    outputs=(
-        *(OutputSpec(name, DType.BYTES, (-1,)) for name in NAMES),
-        *(OutputSpec(name, DType.UINT32, (-1,)) for name in COUNTS),
-    ),
-    instance_groups=(),
-    is_decoupled=True,
-)
-HELLO = [{"role": "user", "content": "hello"}]
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "name": "f", "description": "does it", "parameters": SCHEMA, "strict": True}
-CHAT_TOOL = {
-    "type": "function",
-    "function": {"name": "f", "description": "does it", "parameters": SCHEMA, "strict": True},
-}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "4"}
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-
-
-def response(request: Request, *, is_final: bool = False, **outputs: Any) -> Response:
-    tensors = []
-    for name, value in outputs.items():
-        if name in COUNTS:
-            tensors.append(Tensor(name, DType.UINT32, np.array([value], np.uint32)))
-        else:
-            text = value if isinstance(value, str) else json.dumps(value)
-            tensors.append(Tensor(name, DType.BYTES, np.array([text.encode()], object)))
-    return Response(request.model, 1, request.id, outputs=tuple(tensors), is_final=is_final)
-
-
-def two_words(request: Request) -> list[Response]:
-    return [
-        response(request, text_output="two", num_input_tokens=9, num_output_tokens=1),
-        response(request, text_output=" words", num_output_tokens=2, num_cached_tokens=5),
-        response(request, is_final=True, text_output="", finish_reason="stop"),
-    ]
 
 
 def think_and_call(request: Request) -> list[Response]:
@@ -87,10 +44,10 @@ def cut(request: Request) -> list[Response]:
 
 
 @pytest.fixture
-def talker(site: Any) -> Any:
-    for name, compute in (("talker", two_words), ("thinker", think_and_call), ("cutter", cut)):
-        site.service.models[name] = (TALKER, compute)
-    return site
+def talker(talker: Any) -> Any:
+    for name, compute in (("thinker", think_and_call), ("cutter", cut)):
+        talker.service.models[name] = (TALKER, compute)
+    return talker
 
 
 def ask(site: Any, path: str = "/v1/responses", **members: Any) -> Any:
@@ -107,15 +64,6 @@ def events(reply: Any) -> list[dict[str, Any]]:
         assert name == f"event: {found[-1]['type']}"
     assert [item.pop("sequence_number") for item in found] == list(range(len(found)))
     return found
-
-
-def sent(site: Any, path: str, members: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs of the request that a call becomes."""
-    reply = site.post(path, {"model": "talker", **members})
-    assert reply.status == 200, reply.body
-    request = site.service.requests.pop()
-    values = {name: tensor.array.tolist()[0] for name, tensor in request.inputs.items()}
-    return {name: json.loads(value) if isinstance(value, bytes) else value for name, value in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -199,6 +147,10 @@ def test_a_call_becomes_the_request_that_a_chat_makes(
 
 def test_a_response_has_items_and_repeats_the_call(talker: Any) -> None:
     call = {"instructions": "be brief", "metadata": {"a": "b"}, "temperature": 0.5, "tools": [TOOL], "store": False}
+    cached = {"finish_reason": "stop", "num_cached_tokens": 5}
+    talker.service.models["talker"] = (
+        TALKER, lambda request: [*two_words(request)[:-1], response(request, is_final=True, text_output="", **cached)]
+    )  # fmt: skip
     answer = ask(talker, **call).json
     assert (answer.pop("id")[:5], answer["output"][0].pop("id")[:4]) == ("resp_", "msg_")
     assert isinstance(answer.pop("created_at"), int)
@@ -588,51 +540,6 @@ def test_an_invalid_call_gets_openais_error(
     assert (reply.status, reply.json["error"]["param"]) == (status, param)
     assert said in reply.json["error"]["message"]
     assert not talker.service.requests
-
-
-def test_a_stream_that_fails_ends_with_its_failure(talker: Any) -> None:
-    def fail(request: Request) -> list[Response]:
-        error = BackendError("the engine stopped")
-        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
-
-    talker.service.models["talker"] = (TALKER, fail)
-    *_, last = events(ask(talker, stream=True))
-    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
-    assert last["response"]["error"] == {"code": "server_error", "message": "the engine stopped"}
-    assert talker.get(f"/v1/responses/{last['response']['id']}").status == 404
-
-
-def test_an_answer_that_does_not_obey_its_schema_is_a_failure(talker: Any) -> None:
-    error = ConstraintFailed("constraint_failed: json_schema: no JSON")
-
-    def fail(request: Request) -> list[Response]:
-        return [response(request, text_output="a"), Response(request.model, 1, request.id, error=error)]
-
-    talker.service.models["talker"] = (TALKER, fail)
-    found = events(ask(talker, stream=True))
-    assert (found[-1]["type"], found[-1]["response"]["status"]) == ("response.failed", "failed")
-    assert found[-1]["response"]["error"] == {"code": "constraint_failed", "message": error.message}
-    assert not any(item["type"] == "response.completed" for item in found)
-    reply = ask(talker)
-    assert (reply.status, reply.json["error"]["type"]) == (500, "constraint_failed")
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "param", "said"),
-    [
-        (Throttled("too hot", retry_after_s=2.5), 429, None, "too hot"),
-        (BadSchema("json_schema.a", "too slow"), 400, "text", "text.format.schema.a: too slow"),
-        (BadSchema("tools[0].function.parameters.a", "too slow"), 400, "tools", "tools[0].parameters.a: too slow"),
-    ],
-)
-def test_a_refusal_keeps_its_status_and_names_the_clients_member(
-    talker: Any, error: Any, status: int, param: str | None, said: str
-) -> None:
-    talker.service.models["talker"] = (TALKER, lambda request: [Response("talker", 1, request.id, error=error)])
-    for members in ({}, {"stream": True}):
-        reply = ask(talker, **members)
-        assert (reply.status, reply.json["error"]["param"], reply.json["error"]["message"]) == (status, param, said)
-    assert (reply.headers["Retry-After"] == "3") == (status == 429)
 
 
 def test_ids_cannot_be_guessed_from_the_requests_of_the_server(talker: Any) -> None:

@@ -58,11 +58,24 @@ def test_the_memory_of_a_gguf_model_is_computed_from_its_header() -> None:
     assert read_gguf(TINY) == LlmSize(weight_bytes, 512, int(values * KV_BYTES_PER_VALUE), 64)
 
 
-@pytest.mark.parametrize("size", [0, 3, 24, 100, 2000, 9000, 200_000, -1])
-def test_a_truncated_file_is_refused(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        *((TINY.read_bytes()[:size], "cut short") for size in (0, 3, 24, 100, 2000, 9000, 200_000, -1)),
+        (b"GGML" + TINY.read_bytes()[4:], "expected a GGUF file"),
+        (
+            TINY.read_bytes().replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", 1),
+            r"one of llama, qwen2, qwen3, .* got 'mamba': serve an OpenVINO export",
+        ),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 1, 1 << 60), "at most 1000 entries"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 1, 1) + struct.pack("<Q", 1 << 60), "texts of at most"),
+    ],
+    ids=range(12),
+)
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(TINY.read_bytes()[:size])
-    with pytest.raises(BadModelFile, match="cut short"):
+    path.write_bytes(content)
+    with pytest.raises(BadModelFile, match=reason):
         read_gguf(path)
 
 
@@ -215,20 +228,6 @@ def test_a_file_with_adapters_goes_to_llama_cpp_also_if_the_other_engine_was_mea
     assert inspected.unlogged_notes == ("llama_cpp: fixed order for LoRA adapters",)
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGML" + bytes(100))
-    with pytest.raises(BadModelFile, match="expected a GGUF file"):
-        read_gguf(path)
-
-
-def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(TINY.read_bytes().replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", 1))
-    with pytest.raises(BadModelFile, match=r"one of llama, qwen2, qwen3, .* got 'mamba': serve an OpenVINO export"):
-        read_gguf(path)
-
-
 @pytest.mark.parametrize(
     ("kind", "name"), [(0, "F32"), (30, "BF16"), (6, "Q5_0"), (13, "Q5_K"), (20, "IQ4_NL"), (99, "type number 99")]
 )
@@ -237,16 +236,6 @@ def test_an_unsupported_tensor_type_is_named_with_an_alternative(tmp_path: Path,
     path.write_bytes(_with_tensor_type(kind))
     said = f"'blk.1.ffn_down.weight': expected one of the types F16, .*, got {name}: take the model's Q8_0, Q4_0"
     with pytest.raises(BadModelFile, match=said):
-        read_gguf(path)
-
-
-def test_impossible_counts_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 1, 1 << 60))
-    with pytest.raises(BadModelFile, match="at most 1000 entries"):
-        read_gguf(path)
-    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 1, 1) + struct.pack("<Q", 1 << 60))
-    with pytest.raises(BadModelFile, match="texts of at most"):
         read_gguf(path)
 
 

@@ -32,6 +32,7 @@ from edge_server.plugins.language.engines.token_engine import Sampling, TokenEve
 from edge_server.plugins.language.grammar.openvino_constraint import openvino_grammar
 from edge_server.plugins.language.text.session import LlmSession
 from edge_server.plugins.language.text.text_request import read_request
+from tests.kit.eventually import eventually
 from tests.kit.packages.scripted_llm import ScriptedEngine
 
 ANSWERS = {"count": "one two three four five", "greet": "Grüße, wörld!", "long": "x" * 200, "bounds": "[7]",
@@ -673,9 +674,7 @@ def test_requests_wait_while_the_cache_is_full_and_all_complete(serve: Callable[
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])
-def test_requests_above_the_queue_size_are_refused(
-    serve: Callable[..., Served], eventually: Callable[..., bool], size: int
-) -> None:
+def test_requests_above_the_queue_size_are_refused(serve: Callable[..., Served], size: int) -> None:
     served = serve(num_kv_blocks="27", max_queue_size=str(size))
     permits, step = threading.Semaphore(0), served.engine.step
     served.engine.step = lambda: (permits.acquire(timeout=20), step())[1]  # type: ignore[method-assign]
@@ -701,9 +700,7 @@ def test_concurrent_requests_to_an_idle_engine_do_not_wait(serve: Callable[..., 
     assert [client.text for client in clients] == [ANSWERS["count"]] * 12
 
 
-def test_no_two_schemas_are_compiled_by_one_step_or_by_two_in_a_row(
-    serve: Callable[..., Served], eventually: Callable[..., bool]
-) -> None:
+def test_no_two_schemas_are_compiled_by_one_step_or_by_two_in_a_row(serve: Callable[..., Served]) -> None:
     served = serve(num_kv_blocks="1000", max_num_seqs="16")
     log: list[str] = []
     add, step, release = served.engine.add, served.engine.step, threading.Event()
@@ -728,9 +725,7 @@ def test_no_two_schemas_are_compiled_by_one_step_or_by_two_in_a_row(
     assert first.startswith("p.Cp..C..C..C.."), first
 
 
-def test_waiting_clients_that_disconnect_free_their_slots_at_once(
-    serve: Callable[..., Served], eventually: Callable[..., bool]
-) -> None:
+def test_waiting_clients_that_disconnect_free_their_slots_at_once(serve: Callable[..., Served]) -> None:
     served = serve(num_kv_blocks="4", max_queue_size="2")
     permits, step = threading.Semaphore(0), served.engine.step
     served.engine.step = lambda: (permits.acquire(timeout=20), step())[1]  # type: ignore[method-assign]

@@ -24,11 +24,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_memory, "READING_BYTES", 0)
 
 
-def run(test: Callable[[MessageMemory], Coroutine[Any, Any, None]]) -> None:
-    async def within() -> None:
-        await asyncio.wait_for(test(MessageMemory(64 * MB)), 30)
+def with_memory(test: Callable[[MessageMemory], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test on an event loop, with a memory of 64 MB."""
 
-    asyncio.run(within())
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(MessageMemory(64 * MB)), 30))
+
+    return run
 
 
 async def used(memory: MessageMemory, size: int) -> HeldMessage:
@@ -38,56 +40,50 @@ async def used(memory: MessageMemory, size: int) -> HeldMessage:
     return message
 
 
-def test_small_messages_get_memory_while_large_ones_hold_all() -> None:
-    async def test(memory: MessageMemory) -> None:
-        await used(memory, 32 * MB)
-        waiting = asyncio.create_task(used(memory, 32 * MB))
-        await asyncio.sleep(0)
-        for _ in range(96):
-            await used(memory, memory.small_bytes)
-        assert not waiting.done()
-        waiting.cancel()
-
-    run(test)
+@with_memory
+async def test_small_messages_get_memory_while_large_ones_hold_all(memory: MessageMemory) -> None:
+    await used(memory, 32 * MB)
+    waiting = asyncio.create_task(used(memory, 32 * MB))
+    await asyncio.sleep(0)
+    for _ in range(96):
+        await used(memory, memory.small_bytes)
+    assert not waiting.done()
+    waiting.cancel()
 
 
-def test_large_messages_wait_for_those_in_use_the_first_one_first() -> None:
-    async def test(memory: MessageMemory) -> None:
-        first = await used(memory, 32 * MB)
-        order = []
+@with_memory
+async def test_large_messages_wait_for_those_in_use_the_first_one_first(memory: MessageMemory) -> None:
+    first = await used(memory, 32 * MB)
+    order = []
 
-        async def use(name: str, size: int) -> None:
-            message = await used(memory, size)
-            order.append(name)
-            message.release()
+    async def use(name: str, size: int) -> None:
+        message = await used(memory, size)
+        order.append(name)
+        message.release()
 
-        # The last one would fit before the others, but has to wait for its turn.
-        sizes = {"a": 32 * MB, "b": 30 * MB, "c": MB}
-        tasks = [asyncio.create_task(use(name, size)) for name, size in sizes.items()]
-        await asyncio.sleep(0.05)
-        assert order == []
-        first.release()
-        await asyncio.gather(*tasks)
-        assert order == ["a", "b", "c"]
-
-    run(test)
+    # The last one would fit before the others, but has to wait for its turn.
+    sizes = {"a": 32 * MB, "b": 30 * MB, "c": MB}
+    tasks = [asyncio.create_task(use(name, size)) for name, size in sizes.items()]
+    await asyncio.sleep(0.05)
+    assert order == []
+    first.release()
+    await asyncio.gather(*tasks)
+    assert order == ["a", "b", "c"]
 
 
-def test_a_message_whose_rest_does_not_come_gives_way_to_one_that_waits() -> None:
-    async def test(memory: MessageMemory) -> None:
-        refused: list[tuple[str, QueueFull]] = []
-        slow = memory.begin(lambda error: refused.append(("slow", error)))
-        await slow.grow(10 * MB)
-        larger = memory.begin(lambda error: refused.append(("larger", error)))
-        await larger.grow(20 * MB)
-        await used(memory, 16 * MB)
-        ((name, error),) = refused
-        assert name == "larger"
-        assert str(error) == "the messages of all robots hold more than 64 MB (--policy-message-memory-mb)"
-        with pytest.raises(QueueFull):
-            await larger.grow(30 * MB)
-
-    run(test)
+@with_memory
+async def test_a_message_whose_rest_does_not_come_gives_way_to_one_that_waits(memory: MessageMemory) -> None:
+    refused: list[tuple[str, QueueFull]] = []
+    slow = memory.begin(lambda error: refused.append(("slow", error)))
+    await slow.grow(10 * MB)
+    larger = memory.begin(lambda error: refused.append(("larger", error)))
+    await larger.grow(20 * MB)
+    await used(memory, 16 * MB)
+    ((name, error),) = refused
+    assert name == "larger"
+    assert str(error) == "the messages of all robots hold more than 64 MB (--policy-message-memory-mb)"
+    with pytest.raises(QueueFull):
+        await larger.grow(30 * MB)
 
 
 def test_without_memory_a_message_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,31 +97,27 @@ def test_without_memory_a_message_is_refused_in_the_end(monkeypatch: pytest.Monk
         first.release()
         await used(memory, 32 * MB)
 
-    run(test)
+    with_memory(test)()
 
 
-def test_what_is_made_of_a_message_is_counted_with_it_and_refused_at_once() -> None:
-    async def test(memory: MessageMemory) -> None:
-        first, second = await used(memory, 20 * MB), await used(memory, 10 * MB)
-        second.charge(memory.small_bytes)
-        with pytest.raises(QueueFull, match="more than 64 MB"):
-            second.charge(4 * MB)
-        first.release()
-        second.charge(20 * MB)
-        assert second.size == 30 * MB + memory.small_bytes
-        with pytest.raises(QueueFull):
-            second.charge(4 * MB)
-
-    run(test)
+@with_memory
+async def test_what_is_made_of_a_message_is_counted_with_it_and_refused_at_once(memory: MessageMemory) -> None:
+    first, second = await used(memory, 20 * MB), await used(memory, 10 * MB)
+    second.charge(memory.small_bytes)
+    with pytest.raises(QueueFull, match="more than 64 MB"):
+        second.charge(4 * MB)
+    first.release()
+    second.charge(20 * MB)
+    assert second.size == 30 * MB + memory.small_bytes
+    with pytest.raises(QueueFull):
+        second.charge(4 * MB)
 
 
-def test_a_message_in_use_has_memory_for_what_small_ones_are_made_of() -> None:
-    async def test(memory: MessageMemory) -> None:
-        await used(memory, 32 * MB)
-        small = await used(memory, 100)
-        small.charge(memory.small_bytes - 100)
-
-    run(test)
+@with_memory
+async def test_a_message_in_use_has_memory_for_what_small_ones_are_made_of(memory: MessageMemory) -> None:
+    await used(memory, 32 * MB)
+    small = await used(memory, 100)
+    small.charge(memory.small_bytes - 100)
 
 
 def memory_of(value: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,12 @@ from edge_server.core.tensor import DType
 from edge_server.plugins.python_models import dlpack
 from edge_server.plugins.python_models.error_translation import TritonModelException
 from edge_server.plugins.python_models.tensor import PbTensor
+from tests.memory.fake_cuda import FakeCuda
 
 
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    path = Path(__file__).parents[2] / "memory/fake_cuda/__init__.py"
-    spec = importlib.util.spec_from_file_location("fake_cuda_of_models", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    fake = module.FakeCuda(tmp_path)
+    fake = FakeCuda(tmp_path)
     fake.install(monkeypatch)
     dlpack._gpus.cache_clear()
     yield fake

@@ -52,6 +52,18 @@ def mirror_of(tmp_path: Path) -> Iterator[Callable[..., RemoteSync]]:
         mirror.close()
 
 
+@pytest.fixture
+def synced(bucket: Any, mirror_of: Callable[..., RemoteSync]) -> Callable[[], RemoteSync]:
+    """Make a mirror of the bucket that has copied it."""
+
+    def make() -> RemoteSync:
+        mirror = mirror_of(bucket.url)
+        assert mirror.sync()
+        return mirror
+
+    return make
+
+
 def tree(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
@@ -63,21 +75,20 @@ def fill(bucket: Any) -> dict[str, bytes]:
     return files
 
 
-def test_the_copy_equals_the_bucket(bucket: Any, mirror_of: Any) -> None:
+def test_the_copy_equals_the_bucket(bucket: Any, synced: Any) -> None:
     files = fill(bucket)
     bucket.put("m/2/empty.bin", b"")
     bucket.put("n/1/", b"")  # what consoles write for a folder: a version without files
     bucket.put("README.md", b"beside the models")
-    mirror = mirror_of(bucket.url)
-    assert mirror.sync()
+    mirror = synced()
     assert tree(mirror.root) == {**files, "m/2/empty.bin": b""}
     assert [version.number for version in Scanner([mirror.root]).scan().models["n"].versions] == [1]
     assert mirror.is_warm
 
 
-def test_unchanged_files_are_not_downloaded_again(bucket: Any, mirror_of: Any) -> None:
+def test_unchanged_files_are_not_downloaded_again(bucket: Any, mirror_of: Any, synced: Any) -> None:
     bucket.put("m/1/model.onnx", os.urandom(MIB))
-    mirror_of(bucket.url).sync()
+    synced()
     before = bucket.relay.sent_bytes
     mirror = mirror_of(bucket.url)
     bucket.put("m/2/model.onnx", b"two")
@@ -86,11 +97,10 @@ def test_unchanged_files_are_not_downloaded_again(bucket: Any, mirror_of: Any) -
     assert tree(mirror.root)["m/2/model.onnx"] == b"two"
 
 
-def test_only_changed_files_of_a_version_are_downloaded(bucket: Any, mirror_of: Any) -> None:
+def test_only_changed_files_of_a_version_are_downloaded(bucket: Any, synced: Any) -> None:
     bucket.put("m/1/weights.bin", os.urandom(MIB))
     bucket.put("m/1/model.xml", b"old")
-    mirror = mirror_of(bucket.url)
-    mirror.sync()
+    mirror = synced()
     before = bucket.relay.sent_bytes
     bucket.put("m/1/model.xml", b"new")
     assert mirror.sync()
@@ -99,7 +109,9 @@ def test_only_changed_files_of_a_version_are_downloaded(bucket: Any, mirror_of: 
     assert len(tree(mirror.root)["m/1/weights.bin"]) == MIB
 
 
-def test_an_interrupted_download_is_resumed_and_published_when_complete(bucket: Any, mirror_of: Any) -> None:
+def test_an_interrupted_download_is_resumed_and_published_when_complete(
+    bucket: Any, mirror_of: Any, synced: Any
+) -> None:
     content = os.urandom(3 * MIB)
     bucket.put("m/1/model.onnx", content)
     mirror = mirror_of(bucket.url)
@@ -111,8 +123,7 @@ def test_an_interrupted_download_is_resumed_and_published_when_complete(bucket: 
     assert not mirror.is_warm
     # After a restart too: what came is on the disk.
     bucket.relay.cut_after, before = None, bucket.relay.sent_bytes
-    mirror = mirror_of(bucket.url)
-    assert mirror.sync()
+    mirror = synced()
     assert tree(mirror.root) == {"m/1/model.onnx": content}
     assert bucket.relay.sent_bytes - before < 2 * MIB
 
@@ -145,23 +156,21 @@ def test_a_version_is_published_once_its_upload_has_ended(
     monkeypatch.undo()
 
 
-def test_files_deleted_from_the_bucket_are_deleted_from_the_copy(bucket: Any, mirror_of: Any) -> None:
+def test_files_deleted_from_the_bucket_are_deleted_from_the_copy(bucket: Any, synced: Any) -> None:
     fill(bucket)
     bucket.put("m/2/model.onnx", b"two")
     bucket.put("m/labels/a.txt", b"cat")
     bucket.put("n/1/model.onnx", b"n")
-    mirror = mirror_of(bucket.url)
-    mirror.sync()
+    mirror = synced()
     bucket.delete("m/1/model.onnx", "m/1/weights/w.bin", "m/config.pbtxt", "m/labels/a.txt", "n/1/model.onnx")
     assert mirror.sync()
     assert tree(mirror.root) == {"m/2/model.onnx": b"two"}
     assert sorted(path.name for path in mirror.root.rglob("*") if path.is_dir()) == ["2", "m"]
 
 
-def test_nothing_is_deleted_if_a_download_failed(bucket: Any, mirror_of: Any) -> None:
+def test_nothing_is_deleted_if_a_download_failed(bucket: Any, synced: Any) -> None:
     bucket.put("m/1/model.onnx", b"one")
-    mirror = mirror_of(bucket.url)
-    mirror.sync()
+    mirror = synced()
     bucket.delete("m/1/model.onnx")
     bucket.put("m/2/model.onnx", os.urandom(2 * MIB))
     bucket.relay.cut_after = MIB
@@ -173,10 +182,9 @@ def test_nothing_is_deleted_if_a_download_failed(bucket: Any, mirror_of: Any) ->
     assert list(tree(mirror.root)) == ["m/2/model.onnx"]
 
 
-def test_an_empty_bucket_deletes_nothing_from_the_copy(bucket: Any, mirror_of: Any) -> None:
+def test_an_empty_bucket_deletes_nothing_from_the_copy(bucket: Any, synced: Any) -> None:
     bucket.put("m/1/model.onnx", b"one")
-    mirror = mirror_of(bucket.url)
-    mirror.sync()
+    mirror = synced()
     bucket.delete("m/1/model.onnx")
     assert mirror.sync()
     assert tree(mirror.root) == {"m/1/model.onnx": b"one"}
@@ -185,10 +193,9 @@ def test_an_empty_bucket_deletes_nothing_from_the_copy(bucket: Any, mirror_of: A
 @pytest.mark.parametrize(
     "garble", [(b"<Contents>", b"<Contents "), (b"<Size>", b"<Syze>"), (b"</ListBucketResult>", b"</ListBucketResulX>")]
 )
-def test_a_corrupted_listing_changes_nothing(bucket: Any, mirror_of: Any, garble: tuple[bytes, bytes]) -> None:
+def test_a_corrupted_listing_changes_nothing(bucket: Any, synced: Any, garble: tuple[bytes, bytes]) -> None:
     files = fill(bucket)
-    mirror = mirror_of(bucket.url)
-    mirror.sync()
+    mirror = synced()
     bucket.put("m/2/model.onnx", b"two")
     bucket.relay.garble = garble
     with pytest.raises(RemoteUnavailable):
@@ -199,47 +206,41 @@ def test_a_corrupted_listing_changes_nothing(bucket: Any, mirror_of: Any, garble
     assert tree(mirror.root) == {**files, "m/2/model.onnx": b"two"}
 
 
-def test_a_damaged_copy_is_repaired(bucket: Any, mirror_of: Any) -> None:
+def test_a_damaged_copy_is_repaired(bucket: Any, synced: Any) -> None:
     files = fill(bucket)
-    mirror = mirror_of(bucket.url)
-    mirror.sync()
+    mirror = synced()
     (mirror.root / "m/1/model.onnx").write_bytes(b"bit rot")
     (mirror.root / "m/config.pbtxt").unlink()
     (mirror.root / "m/9").mkdir()
     (mirror.root / "m/9/planted.onnx").write_bytes(b"not from the bucket")
-    mirror = mirror_of(bucket.url)
-    assert mirror.sync()
+    mirror = synced()
     assert tree(mirror.root) == files
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"units": {"m": {"x": {}}}, "is_complete": true}'])
-def test_a_damaged_record_only_repeats_the_download(bucket: Any, mirror_of: Any, content: bytes) -> None:
+def test_a_damaged_record_only_repeats_the_download(bucket: Any, synced: Any, content: bytes) -> None:
     files = fill(bucket)
-    mirror = mirror_of(bucket.url)
-    mirror.sync()
+    mirror = synced()
     (mirror.root.parent / "state.json").write_bytes(content)
-    mirror = mirror_of(bucket.url)
-    assert mirror.sync()
+    mirror = synced()
     assert tree(mirror.root) == files
 
 
-def test_unsafe_names_are_not_copied(bucket: Any, mirror_of: Any, tmp_path: Path) -> None:
+def test_unsafe_names_are_not_copied(bucket: Any, synced: Any, tmp_path: Path) -> None:
     files = fill(bucket)
     for name in ("m/../../escaped", "m//x", "m/1/a\\b", "m/3"):
         bucket.put(name, b"hostile")
     bucket.put("m/1/.hidden", b"ignored")
-    mirror = mirror_of(bucket.url)
-    assert mirror.sync()
+    mirror = synced()
     assert tree(mirror.root) == files
     assert not list(tmp_path.rglob("escaped"))
 
 
 def test_a_full_disk_keeps_the_copy_and_deletes_the_partial_download(
-    bucket: Any, mirror_of: Any, monkeypatch: pytest.MonkeyPatch
+    bucket: Any, synced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = fill(bucket)
-    mirror = mirror_of(bucket.url)
-    mirror.sync()
+    mirror = synced()
     bucket.put("m/2/model.onnx", os.urandom(MIB))
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(free_space.shutil, "disk_usage", lambda _: usage(1, 1, free_space.RESERVE_BYTES + 1000))

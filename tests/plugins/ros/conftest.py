@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from edge_server.protocol.frame_messages import (
     StreamRequest,
 )
 from edge_server.protocol.messages import GRPC_SERVICE
+from tests.kit.eventually import eventually
 
 
 class ScriptedServer:
@@ -168,10 +168,7 @@ LIMIT_S = 60.0
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Ask again and again until it holds, for LIMIT_S at most."""
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, f"waited {LIMIT_S:.0f} s for {what}"
-        time.sleep(0.02)
+    assert eventually(condition, LIMIT_S), f"waited {LIMIT_S:.0f} s for {what}"
 
 
 @dataclass

@@ -6,7 +6,6 @@ The machines are network namespaces of Linux with a cable between them. Expected
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.plugins.ros.marks import LIVE_ROS
 
 DISCOVERY_S, SILENCE_S = 90, 5
 """At most for the nodes that must find each other, and then for those that must not."""
@@ -29,14 +30,7 @@ def has_namespaces() -> bool:
 
 
 pytestmark = [
-    pytest.mark.full,
-    pytest.mark.soak,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif("EDGE_TEST_RCLPY" not in os.environ, reason="needs rclpy: tests/plugins/ros/fetch_rclpy.sh"),
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
-        reason="needs cyclonedds and rosbags: pip install '.[ros]'",
-    ),
+    *LIVE_ROS,
     pytest.mark.skipif("not has_namespaces()", reason="needs unshare, ip, and permission to make network namespaces"),
 ]
 

@@ -183,6 +183,13 @@ def test_a_client_without_a_router_is_told_where_it_was_expected(free_ports: Cal
         open_transport("bridge", {"ZENOH_CONFIG_OVERRIDE": override})
 
 
+def matched_publisher(node: Any, key: str, **options: Any) -> Any:
+    """Return a publisher that has a subscriber."""
+    writer = node.declare_publisher(key, **options)
+    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    return writer
+
+
 def test_the_graph_shows_node_publishers_and_subscribers_until_the_end(environment: dict[str, str], node: Any) -> None:
     transport = open_transport("edge_server_bridge", environment)
     transport.advertise("/found", MessageKind.DETECTIONS, Qos())
@@ -285,8 +292,7 @@ def test_the_newest_message_wins(transport: ZenohTransport, node: Any) -> None:
         may_go_on.wait(LIMIT_S)
 
     transport.subscribe(TOPIC, MessageKind.IMAGE, Qos("SENSOR_DATA", 2), take)
-    writer = node.declare_publisher(IMAGE_KEY)
-    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    writer = matched_publisher(node, IMAGE_KEY)
     writer.put(picture(1, types), attachment=attachment(1))
     wait_until(lambda: got == [1], "the first message")
     for number in range(2, 101):
@@ -306,8 +312,7 @@ def test_payloads_and_attachments_of_others_are_named_and_harm_nothing(
     monkeypatch.setattr(f"{module}.MAX_MESSAGE_BYTES", 1_000_000)
     types, got = MessageTypes(), []
     transport.subscribe(TOPIC, MessageKind.IMAGE, Qos("SENSOR_DATA", 1000), got.append)
-    writer = node.declare_publisher(IMAGE_KEY, congestion_control=_block())
-    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    writer = matched_publisher(node, IMAGE_KEY, congestion_control=_block())
     whole = picture(1, types)
     writer.put(whole)
     writer.put(whole, attachment=b"\0" * 12)
@@ -337,8 +342,7 @@ def test_a_flood_of_wrong_messages_is_one_warning_in_some_seconds(
 ) -> None:
     got: list[Any] = []
     transport.subscribe(TOPIC, MessageKind.IMAGE, Qos("SENSOR_DATA", 5000), got.append)
-    writer = node.declare_publisher(IMAGE_KEY, congestion_control=_block())
-    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    writer = matched_publisher(node, IMAGE_KEY, congestion_control=_block())
     started = time.monotonic()
     for _ in range(1000):
         writer.put(b"\0")
@@ -434,8 +438,7 @@ def test_an_error_of_a_callback_ends_the_transport(transport: ZenohTransport, no
         raise ValueError("the stream is closed")
 
     transport.subscribe(TOPIC, MessageKind.IMAGE, Qos("SENSOR_DATA", 1), fail)
-    writer = node.declare_publisher(IMAGE_KEY)
-    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    writer = matched_publisher(node, IMAGE_KEY)
     with spinning(transport) as errors:
         writer.put(picture(1, MessageTypes()), attachment=attachment(1))
         wait_until(lambda: bool(errors), "the error")
@@ -485,8 +488,7 @@ def test_nodes_of_humble_are_spoken_to_without_type_hashes(environment: dict[str
     transport = open_transport("bridge", {**environment, "ROS_DISTRO": "humble"})
     got: list[Any] = []
     transport.subscribe(TOPIC, MessageKind.IMAGE, Qos(), got.append)
-    writer = node.declare_publisher(f"{IMAGE_KEY.rpartition('/')[0]}/TypeHashNotSupported")
-    wait_until(lambda: writer.matching_status.matching, "the subscriber")
+    writer = matched_publisher(node, f"{IMAGE_KEY.rpartition('/')[0]}/TypeHashNotSupported")
     writer.put(picture(3, MessageTypes()), attachment=attachment(1))
     wait_until(lambda: bool(got), "the message")
     assert got[0].header.stamp.sec == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,36 +129,6 @@ def test_every_data_type_of_requests_is_passed_unchanged(
     np.testing.assert_array_equal(found, array[::-1])
 
 
-def test_outputs_do_not_alias_input_memory(write: Write, open_session: Any) -> None:
-    array = np.zeros(1024, np.float32)
-    found = open_session(write(lambda x: x, x=of("float32", 1024))).run({"x": array}, ["OUTPUT__0"])["OUTPUT__0"]
-    array[:] = 7
-    assert not found.any()
-    found[0] = 1
-
-
-def test_a_read_only_or_strided_input_is_accepted(write: Write, open_session: Any) -> None:
-    session = open_session(write(lambda x: x * 2, x=of("float32", 2, 3)))
-    array = np.arange(6, dtype=np.float32).reshape(3, 2).T
-    array.flags.writeable = False
-    assert session.run({"x": array}, ["OUTPUT__0"])["OUTPUT__0"].tolist() == (array * 2).tolist()
-
-
-def test_instances_share_one_function_and_run_concurrently(write: Write, rows: Any, open_session: Any) -> None:
-    file = write(lambda x: x * 3, x=of("float32", rows, 2))
-    sessions = [open_session(file, instances=4, number=number) for number in range(4)]
-
-    def ask(number: int) -> list[Any]:
-        array = np.full((1 + number % 5, 2), number, np.float32)
-        return sessions[number % 4].run({"x": array}, ["OUTPUT__0"])["OUTPUT__0"].tolist()
-
-    lanes = [[number for number in range(40) if number % 4 == lane] for lane in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda lane: [ask(number) for number in lane], lanes))
-    for lane, found in zip(lanes, answers, strict=True):
-        assert found == [[[3.0 * number] * 2] * (1 + number % 5) for number in lane]
-
-
 def test_a_batch_that_breaks_a_constraint_of_the_function_fails_alone(
     write: Write, rows: Any, open_session: Any
 ) -> None:
@@ -178,22 +147,6 @@ def test_an_undeclared_shape_is_a_client_error(write: Write, rows: Any, open_ses
         session.run({"x": np.zeros((2, 4), np.float32)}, ["OUTPUT__0"])
 
 
-@pytest.mark.parametrize("damage", ["empty", "words", "cut", "first byte"])
-def test_an_invalid_file_is_refused_with_its_name(damage: str, write: Write, backend: Backend, job: Job) -> None:
-    file = write(lambda x: x, x=of("float32", 2))
-    content = file.path.read_bytes()
-    damaged = {
-        "empty": b"",
-        "words": b"not a function" * 20,
-        "cut": content[: len(content) // 2],
-        "first byte": bytes([content[0] ^ 255]) + content[1:],
-    }
-    file.path.write_bytes(damaged[damage])
-    for refuse in (lambda: backend.inspect(file, {}), lambda: backend.open(job(file))):
-        with pytest.raises(LoadError, match=r"model 'made' version 1, file 'model\.jaxexport'"):
-            refuse()
-
-
 def test_a_damaged_program_in_a_valid_file_fails_to_load(write: Write, backend: Backend, job: Job) -> None:
     file = write(lambda x: x * 2, x=of("float32", 2))
     content = bytearray(file.path.read_bytes())
@@ -202,6 +155,10 @@ def test_a_damaged_program_in_a_valid_file_fails_to_load(write: Write, backend: 
     file.path.write_bytes(content)
     with pytest.raises(LoadError, match=r"jax cannot load it"):
         backend.open(job(file))
+    content[0] ^= 255
+    file.path.write_bytes(content)
+    with pytest.raises(LoadError, match=r"model 'made' version 1, file 'model\.jaxexport'"):
+        backend.inspect(file, {})
 
 
 def test_an_export_for_other_devices_or_types_is_refused(write: Write, backend: Backend, job: Job) -> None:

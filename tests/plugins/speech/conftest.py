@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import sys
 import wave
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-_spec = importlib.util.spec_from_file_location("front_end", Path(__file__).parents[2] / "frontends" / "conftest.py")
-assert _spec is not None
-assert _spec.loader is not None
-_front_end = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _front_end
-_spec.loader.exec_module(_front_end)
-open_site, site = _front_end.open_site, _front_end.site
+from tests.frontends import conftest as front_end
+
+open_site, site = front_end.open_site, front_end.site
 
 
 def wav_file(samples: Any, rate: int = 16_000, width: int = 2) -> bytes:

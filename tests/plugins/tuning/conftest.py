@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,20 +16,9 @@ import pytest
 from edge_server.cli.main import main
 from edge_server.plugins.tuning.clients.client_interface import TextTimes
 from edge_server.plugins.tuning.clients.connection import ConnectionLoop, LoadWorker, ServerAddress
+from tests.e2e import conftest as servers
 
 BRIEF = ("--measurement-interval=150", "--measurement-request-count=5", "--max-trials=3")
-
-
-def _servers() -> Any:
-    """Load the helpers of tests/e2e, which are no package."""
-    path = Path(__file__).parents[2] / "e2e" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("perf_servers", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def stub(*, delay_ms: int = 0, batch: int = 8, more: str = "") -> str:
@@ -142,14 +129,12 @@ def measure(server: Any, command: Callable[..., Done]) -> Callable[..., Done]:
 @pytest.fixture
 def run_server() -> Callable[..., Any]:
     """`with run_server(folder, *flags) as server:` runs a server of the models in a folder."""
-    running: Callable[..., Any] = _servers().running
-    return running
+    return servers.running
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server of models that answer after a known time, or never."""
-    servers = _servers()
     repository = servers.Repository(tmp_path_factory.mktemp("models"))
     repository.add("slow", stub(delay_ms=30))
     repository.add("failing", stub(more=servers.FAILING))

@@ -275,10 +275,8 @@ def test_a_cancel_at_any_step_is_answered_at_once_and_nothing_more_runs(adding: 
     assert version.statistics().failures["CANCELED"] == 1
 
 
-def test_a_cancel_while_a_step_waits_in_its_queue(adding: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    plain = adding.script.on_run
-    adding.script.on_run = lambda name, inputs: (blocker.block() if name[0] == "b" else None, plain(name, inputs))[1]
+def test_a_cancel_while_a_step_waits_in_its_queue(adding: Any) -> None:
+    blocker = adding.block_runs("b")
     version = load(adding, ensemble(adding, "e", chain("a", "b")))
     adding.submit(0.0, model="b")
     blocker.wait_blocked()
@@ -477,9 +475,9 @@ def test_a_decoupled_member_of_a_member(many: Many, adding: Any) -> None:
     assert numbers(mailbox) == [*(float(n + 1) for n in range(11)), *(float(n + 1) for n in range(12))]
 
 
-def test_a_decoupled_step_does_not_run_ahead_of_its_bound(many: Many, adding: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
+def test_a_decoupled_step_does_not_run_ahead_of_its_bound(many: Many, adding: Any) -> None:
+    adding.script.on_run = lambda name, inputs: {"OUT": inputs["IN"]}
+    blocker = adding.block_runs()
     load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=3))
     _, mailbox = adding.submit(50.0, model="e")
     blocker.wait_blocked()
@@ -492,13 +490,13 @@ def test_a_decoupled_step_does_not_run_ahead_of_its_bound(many: Many, adding: An
     assert numbers(mailbox) == [number + 1.0 for number in range(50)]
 
 
-def test_the_bound_of_an_ensemble_holds_over_all_its_requests(many: Many, adding: Any, new_blocker: Any) -> None:
+def test_the_bound_of_an_ensemble_holds_over_all_its_requests(many: Many, adding: Any) -> None:
     """As in Triton, where each step of the ensemble has one limiter."""
     adding.script.on_execute = None
     adding.load(adding.spec("b", instances=3), mark="more")
     adding.script.on_execute = many
-    blocker, most = new_blocker(), []
-    adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
+    adding.script.on_run = lambda name, inputs: {"OUT": inputs["IN"]}
+    blocker, most = adding.block_runs(), []
     version = load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=2))
     b = adding.router.route("b", None)
     requests = [adding.submit(5.0, model="e") for _ in range(4)]
@@ -531,9 +529,8 @@ def test_steps_that_answer_at_once_do_not_nest_where_many_wait_for_a_slot() -> N
     assert limiter.take_slot(lambda: None)
 
 
-def test_a_cancel_reaches_a_decoupled_member_that_is_held_up(many: Many, adding: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
+def test_a_cancel_reaches_a_decoupled_member_that_is_held_up(many: Many, adding: Any) -> None:
+    blocker = adding.block_runs()
     version = load(adding, ensemble(adding, "e", chain("many", "b"), max_inflight=1))
     ticket, mailbox = adding.submit(1e7, model="e")
     blocker.wait_blocked()
@@ -547,9 +544,8 @@ def test_a_cancel_reaches_a_decoupled_member_that_is_held_up(many: Many, adding:
 # -- members that come, change and go -------------------------------------------------------------------------------
 
 
-def test_an_ensemble_waits_for_members_that_are_being_loaded(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+def test_an_ensemble_waits_for_members_that_are_being_loaded(core: Any) -> None:
+    blocker = core.block_loads()
     inner, outer = ensemble(core, "inner", chain("m")), ensemble(core, "outer", chain("inner", "m"))
     desired = [
         DesiredModel(
@@ -641,10 +637,8 @@ def test_an_ensemble_whose_files_change_while_its_members_reload_it_goes_on_serv
     assert eventually(lambda: adding.router.route("e", None) is not old)
 
 
-def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(adding: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    plain = adding.script.on_run
-    adding.script.on_run = lambda name, inputs: (blocker.block() if name[0] == "a" else None, plain(name, inputs))[1]
+def test_the_unload_of_a_member_first_drains_the_ensembles_of_it(adding: Any) -> None:
+    blocker = adding.block_runs("a")
     load(adding, ensemble(adding, "e", chain("a", "b")))
     load(adding, ensemble(adding, "outer", chain("e", "c")))
     _, mailbox = adding.submit(0.0, model="outer")
@@ -733,10 +727,8 @@ def test_reloading_members_under_load_loses_no_request(adding: Any) -> None:
     assert min(counts) > 0
 
 
-def test_the_end_of_the_server_lets_requests_on_their_way_finish(adding: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    plain = adding.script.on_run
-    adding.script.on_run = lambda name, inputs: (blocker.block() if name[0] == "a" else None, plain(name, inputs))[1]
+def test_the_end_of_the_server_lets_requests_on_their_way_finish(adding: Any) -> None:
+    blocker = adding.block_runs("a")
     load(adding, ensemble(adding, "inner", chain("a", "b")))
     load(adding, ensemble(adding, "e", chain("inner", "c", "d")))
     _, mailbox = adding.submit(0.0, model="e")
@@ -752,9 +744,8 @@ def test_the_end_of_the_server_lets_requests_on_their_way_finish(adding: Any, ne
     assert {item.state for item in adding.router.index()} == {"UNAVAILABLE"}
 
 
-def test_requests_that_do_not_end_in_time_are_failed_at_the_end_of_the_server(adding: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    adding.script.on_run = lambda name, inputs: (blocker.block(), {"OUT": inputs["IN"]})[1]
+def test_requests_that_do_not_end_in_time_are_failed_at_the_end_of_the_server(adding: Any) -> None:
+    blocker = adding.block_runs()
     load(adding, ensemble(adding, "e", chain("a", "b")))
     _, mailbox = adding.submit(0.0, model="e")
     blocker.wait_blocked()

@@ -94,18 +94,16 @@ def test_the_cost_is_the_time_that_rows_took_before(new_core: Any, held: Limited
 
 
 def test_each_charge_is_corrected_with_the_requests_part_of_the_run(
-    new_core: Any, held: LimitedAdmission, new_blocker: Any
+    new_core: Any, held: LimitedAdmission, eventually: Any
 ) -> None:
     core = new_core(admission=held)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs()
     core.load(core.spec(dynamic_batching=BATCHING))
     mailboxes = [core.submit()[1]]
     stop.wait_blocked()
     mailboxes += [core.submit(rows=rows)[1] for rows in (1, 3)]
     stop.release(2)
-    for mailbox in mailboxes:
-        assert mailbox.final().error is None
+    assert all(mailbox.final().error is None for mailbox in mailboxes)
     assert eventually(lambda: held.is_settled)
     first, one, three = held.took
     assert first > 0
@@ -122,11 +120,10 @@ def test_a_failed_batch_is_settled_with_the_time_it_took(new_core: Any, held: Li
 
 
 def test_a_cancelled_waiting_request_is_charged_nothing_and_a_running_one_its_time(
-    new_core: Any, held: LimitedAdmission, new_blocker: Any
+    new_core: Any, held: LimitedAdmission, eventually: Any
 ) -> None:
     core = new_core(admission=held)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs()
     core.load(core.spec())
     running, _ = core.submit()
     stop.wait_blocked()
@@ -142,11 +139,10 @@ def test_a_cancelled_waiting_request_is_charged_nothing_and_a_running_one_its_ti
     assert held.took[0] > 0
 
 
-def test_an_expired_request_is_charged_nothing(new_core: Any, held: LimitedAdmission, new_blocker: Any) -> None:
+def test_an_expired_request_is_charged_nothing(new_core: Any, held: LimitedAdmission) -> None:
 
     core = new_core(admission=held)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs()
     core.load(core.spec())
     core.submit()
     stop.wait_blocked()
@@ -157,11 +153,10 @@ def test_an_expired_request_is_charged_nothing(new_core: Any, held: LimitedAdmis
     assert eventually(lambda: held.is_settled)
 
 
-def test_a_request_to_a_full_queue_is_charged_nothing(new_core: Any, held: LimitedAdmission, new_blocker: Any) -> None:
+def test_a_request_to_a_full_queue_is_charged_nothing(new_core: Any, held: LimitedAdmission) -> None:
 
     core = new_core(admission=held)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs()
     core.load(core.spec(dynamic_batching=DynamicBatching((8,), default_queue_policy=QueuePolicy(max_queue_size=1))))
     core.submit()
     stop.wait_blocked()
@@ -173,11 +168,10 @@ def test_a_request_to_a_full_queue_is_charged_nothing(new_core: Any, held: Limit
 
 
 def test_those_failed_at_the_end_of_the_server_are_settled(
-    new_core: Any, held: LimitedAdmission, new_blocker: Any
+    new_core: Any, held: LimitedAdmission, eventually: Any
 ) -> None:
     core = new_core(admission=held)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs()
     core.load(core.spec())
     core.submit()
     stop.wait_blocked()
@@ -215,10 +209,9 @@ def test_a_stream_of_responses_is_settled_when_it_ends(new_core: Any, held: Limi
     assert all(took > 0 for took in held.took)
 
 
-def test_a_share_below_one_caps_how_many_instances_run(new_core: Any, held: LimitedAdmission, new_blocker: Any) -> None:
+def test_a_share_below_one_caps_how_many_instances_run(new_core: Any, held: LimitedAdmission) -> None:
     core = new_core(admission=held)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs()
     core.load(core.spec(instances=4))
     held.allowed_fraction = 0.5
     mailboxes = [core.submit()[1] for _ in range(4)]
@@ -226,8 +219,7 @@ def test_a_share_below_one_caps_how_many_instances_run(new_core: Any, held: Limi
     stop.wait_blocked()
     assert len(core.script.ran) == 2
     stop.release(4)
-    for mailbox in mailboxes:
-        assert mailbox.final().error is None
+    assert all(mailbox.final().error is None for mailbox in mailboxes)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01])
@@ -238,34 +230,32 @@ def test_one_instance_and_one_row_run_whatever_the_share_is(
     core.load(core.spec(instances=2, dynamic_batching=BATCHING))
     held.allowed_fraction = share
     mailboxes = [core.submit(number)[1] for number in range(6)]
-    for mailbox in mailboxes:
-        assert mailbox.final().error is None
+    assert all(mailbox.final().error is None for mailbox in mailboxes)
     assert {rows for _, _, rows in core.script.ran} == {1}
 
 
 def test_a_share_below_one_caps_how_many_rows_run_together_but_splits_no_request(
-    new_core: Any, held: LimitedAdmission, new_blocker: Any
+    new_core: Any,
+    held: LimitedAdmission,
 ) -> None:
     core = new_core(admission=held)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs()
     core.load(core.spec(dynamic_batching=BATCHING))
     held.allowed_fraction = 0.5
     mailboxes = [core.submit()[1]]
     stop.wait_blocked()
     mailboxes += [core.submit(rows=rows)[1] for rows in (2, 2, 1, 6, 1)]
     stop.release(20)
-    for mailbox in mailboxes:
-        assert mailbox.final().error is None
+    assert all(mailbox.final().error is None for mailbox in mailboxes)
     assert [rows for _, _, rows in core.script.ran] == [1, 4, 1, 6, 1]
 
 
 def test_opening_admission_control_starts_the_requests_that_it_held_back(
-    new_core: Any, held: LimitedAdmission, new_blocker: Any
+    new_core: Any,
+    held: LimitedAdmission,
 ) -> None:
     core = new_core(admission=held)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs()
     for name in ("a", "b"):
         core.load(core.spec(name, instances=3))
     held.allowed_fraction = 0.2
@@ -278,17 +268,16 @@ def test_opening_admission_control_starts_the_requests_that_it_held_back(
     for _ in range(4):
         stop.wait_blocked()
     stop.release(6)
-    for mailbox in mailboxes:
-        assert mailbox.final().error is None
+    assert all(mailbox.final().error is None for mailbox in mailboxes)
 
 
 def test_being_capped_while_a_queue_delay_is_over_does_not_keep_the_timer_busy(
-    new_core: Any, held: LimitedAdmission, new_blocker: Any
+    new_core: Any,
+    held: LimitedAdmission,
 ) -> None:
 
     core = new_core(admission=held)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: stop.block() or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs()
     core.load(core.spec(instances=2, dynamic_batching=DynamicBatching((8,), max_queue_delay_us=1000)))
     held.allowed_fraction = 0.5
     _, first = core.submit()

@@ -101,12 +101,11 @@ def test_while_a_model_runs_nothing_hopeless_is_tried(core: Any) -> None:
             core.submit(deadline_ns=in_ms(100))
 
 
-def test_a_pending_request_is_given_up_at_its_deadline(new_core: Any, new_blocker: Any) -> None:
+def test_a_pending_request_is_given_up_at_its_deadline(new_core: Any) -> None:
     core = new_core(idle_unload_s=0.05)
     core.set_desired(core.spec())
     assert eventually(lambda: bool(core.router.versions("m")) and core.router.versions("m")[0].state == "RETIRED")
-    stop = new_blocker()
-    core.script.on_open = lambda job: stop.block()
+    stop = core.block_loads()
     _, waiting = core.submit(deadline_ns=in_ms(50))
     stop.wait_blocked()
     assert isinstance(waiting.final().error, DeadlineExceeded)

@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from edge_server.core.model_spec import DynamicBatching, InstanceGroup, InstanceKind, RateResource
 from edge_server.errors import BadModelConfig, Cancelled, EdgeServerError
 from edge_server.serving.execution.rate_limiter import CPU, RateLimiter, ResourceDemand, ResourceKey, needs_of
-from tests.kit.eventually import eventually
 
 R = ("R", CPU)
 
@@ -285,10 +284,9 @@ def test_two_models_that_share_a_resource_never_run_at_once(new_core: Any) -> No
     assert Counter(watched.ran) == {"a": 30, "b": 30}
 
 
-def test_a_model_without_resources_is_not_held_up(new_core: Any, new_blocker: Any) -> None:
+def test_a_model_without_resources_is_not_held_up(new_core: Any) -> None:
     core = new_core(limiter=RateLimiter({("R", None): 1}))
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: (name.startswith("a") and stop.block()) or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs("a")
     core.load(core.spec("a", instance_groups=group("a", ("R", 1))))
     core.load(core.spec("b"))
     _, first = core.submit(model="a")
@@ -366,12 +364,11 @@ def test_an_expired_waiter_lets_the_next_one_go(new_core: Any, new_blocker: Any)
 
 
 def test_a_version_that_is_unloaded_while_it_waits_answers_first_and_leaves_nothing(
-    new_core: Any, new_blocker: Any
+    new_core: Any, eventually: Any
 ) -> None:
     limiter = RateLimiter({("R", None): 1})
     core = new_core(limiter=limiter)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: (name.startswith("a") and stop.block()) or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs("a")
     for name in ("a", "b"):
         core.load(core.spec(name, instance_groups=group(name, ("R", 1))))
     _, held = core.submit(model="a")
@@ -387,10 +384,9 @@ def test_a_version_that_is_unloaded_while_it_waits_answers_first_and_leaves_noth
     stop.release()
 
 
-def test_what_hangs_does_not_keep_its_resources_from_others(new_core: Any, new_blocker: Any) -> None:
+def test_what_hangs_does_not_keep_its_resources_from_others(new_core: Any) -> None:
     core = new_core(limiter=RateLimiter({("R", None): 1}), hang_timeout_s=0.2)
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: (name.startswith("a") and stop.block()) or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs("a")
     for name in ("a", "b"):
         core.load(core.spec(name, instance_groups=group(name, ("R", 1))))
     _, hung = core.submit(model="a")
@@ -411,10 +407,9 @@ def test_a_model_that_needs_more_resources_than_exist_does_not_load_and_leaves_n
     assert in_use(limiter) == {}
 
 
-def test_waiting_for_resources_with_a_queue_delay_does_not_keep_the_timer_busy(new_core: Any, new_blocker: Any) -> None:
+def test_waiting_for_resources_with_a_queue_delay_does_not_keep_the_timer_busy(new_core: Any) -> None:
     core = new_core(limiter=RateLimiter({("R", None): 1}))
-    stop = new_blocker()
-    core.script.on_run = lambda name, inputs: (name.startswith("a") and stop.block()) or {"OUT": np.array(inputs["IN"])}
+    stop = core.block_runs("a")
     core.load(core.spec("a", instance_groups=group("a", ("R", 1))))
     batching = DynamicBatching((8,), max_queue_delay_us=1000)
     core.load(core.spec("b", instance_groups=group("b", ("R", 1)), dynamic_batching=batching))

@@ -134,11 +134,10 @@ def test_the_old_is_closed_before_the_new_is_opened(new_core: Any) -> None:
     assert order == ["close a_0", "open b", "close b_0", "open a"]
 
 
-def test_requests_that_come_while_it_loads_share_the_one_load(new_core: Any, new_blocker: Any) -> None:
+def test_requests_that_come_while_it_loads_share_the_one_load(new_core: Any) -> None:
     core = new_core(max_resident_models=1)
     set_desired(core, "a", "b")
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+    blocker = core.block_loads()
     sent = [core.submit(float(number), model="b", version=number % 2 or None) for number in range(6)]
     blocker.wait_blocked()
     assert index(core)["b"] == ("LOADING", "")
@@ -175,11 +174,10 @@ def test_a_model_in_use_is_not_evicted(new_core: Any, new_blocker: Any) -> None:
     assert resident(core) == {"b"}
 
 
-def test_a_request_that_waits_for_its_model_can_be_taken_back(new_core: Any, new_blocker: Any) -> None:
+def test_a_request_that_waits_for_its_model_can_be_taken_back(new_core: Any) -> None:
     core = new_core(max_resident_models=1)
     set_desired(core, "a", "b")
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+    blocker = core.block_loads()
     released: list[bool] = []
     ticket, mailbox = core.submit(model="b", release=lambda: released.append(True))
     blocker.wait_blocked()
@@ -194,12 +192,11 @@ def test_a_request_that_waits_for_its_model_can_be_taken_back(new_core: Any, new
 
 
 @pytest.mark.parametrize("limit", ["the request's own", "the server's"])
-def test_a_request_waits_no_longer_than_its_deadline(new_core: Any, new_blocker: Any, limit: str) -> None:
+def test_a_request_waits_no_longer_than_its_deadline(new_core: Any, limit: str) -> None:
     is_own = limit == "the request's own"
     core = new_core(max_resident_models=1, on_demand_timeout_s=60.0 if is_own else 0.05)
     set_desired(core, "a", "b")
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+    blocker = core.block_loads()
     _, mailbox = core.submit(model="b", timeout_us=50_000 if is_own else 0)
     assert isinstance(mailbox.final().error, DeadlineExceeded)
     blocker.release()
@@ -246,12 +243,11 @@ def test_a_wrong_request_is_refused_once_its_model_is_loaded_again(new_core: Any
     assert released == [True]
 
 
-def test_no_more_than_so_many_requests_wait(new_core: Any, new_blocker: Any, monkeypatch: Any) -> None:
+def test_no_more_than_so_many_requests_wait(new_core: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("edge_server.serving.lifecycle.model_table._MAX_PENDING", 2)
     core = new_core(max_resident_models=1)
     set_desired(core, "a", "b")
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+    blocker = core.block_loads()
     sent = [core.submit(model="b")[1] for _ in range(2)]
     with pytest.raises(QueueFull):
         core.submit(model="b")
@@ -259,11 +255,10 @@ def test_no_more_than_so_many_requests_wait(new_core: Any, new_blocker: Any, mon
     assert [mailbox.final().error for mailbox in sent] == [None, None]
 
 
-def test_the_end_of_the_server_answers_those_that_wait(new_core: Any, new_blocker: Any) -> None:
+def test_the_end_of_the_server_answers_those_that_wait(new_core: Any) -> None:
     core = new_core(max_resident_models=1)
     set_desired(core, "a", "b")
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+    blocker = core.block_loads()
     _, mailbox = core.submit(model="b")
     blocker.wait_blocked()
     core.service.close(0.0)
@@ -344,9 +339,8 @@ def test_more_models_than_fit_serve_every_request_of_many_threads(new_core: Any)
     assert len(resident(core)) <= 2
 
 
-def test_nothing_waits_where_models_stay_in_memory(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+def test_nothing_waits_where_models_stay_in_memory(core: Any) -> None:
+    blocker = core.block_loads()
     core.set_desired(core.spec())
     blocker.wait_blocked()
     with pytest.raises(NotReady):

@@ -230,9 +230,8 @@ def test_a_model_that_is_removed_while_its_load_fails_leaves_the_index(core: Any
     assert "model.failed" not in [kind for kind, _ in core.events]
 
 
-def test_a_version_removed_while_loading_leaves_nothing_behind(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+def test_a_version_removed_while_loading_leaves_nothing_behind(core: Any) -> None:
+    blocker = core.block_loads()
     core.set_desired(core.spec())
     blocker.wait_blocked()
     assert index(core) == [("m", "1", "LOADING", "")]
@@ -245,9 +244,8 @@ def test_a_version_removed_while_loading_leaves_nothing_behind(core: Any, new_bl
         core.submit()
 
 
-def test_a_version_removed_before_its_turn_is_never_loaded(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+def test_a_version_removed_before_its_turn_is_never_loaded(core: Any) -> None:
+    blocker = core.block_loads()
     for name in ("a", "b", "c"):
         core.set_desired(core.spec(name))
     blocker.wait_blocked()
@@ -260,9 +258,8 @@ def test_a_version_removed_before_its_turn_is_never_loaded(core: Any, new_blocke
     assert {name for name, _ in core.script.opened} == {f"{name}_0" for name in begun}
 
 
-def test_a_version_replaced_while_loading_ends_in_the_newest(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+def test_a_version_replaced_while_loading_ends_in_the_newest(core: Any) -> None:
+    blocker = core.block_loads()
     core.set_desired(core.spec(), mark="a")
     blocker.wait_blocked()
     core.set_desired(core.spec(), mark="b")
@@ -402,9 +399,8 @@ def test_close_returns_though_opening_or_closing_a_session_hangs(core: Any, new_
     blocker.release(10)
 
 
-def test_what_finishes_loading_after_close_is_closed_again(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+def test_what_finishes_loading_after_close_is_closed_again(core: Any) -> None:
+    blocker = core.block_loads()
     core.set_desired(core.spec())
     blocker.wait_blocked()
     assert core.service.close(0.0)

@@ -19,13 +19,12 @@ from tests.kit.eventually import eventually
 
 
 def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
-    new_core: Any, new_blocker: Any, monkeypatch: Any, caplog: Any
+    new_core: Any, monkeypatch: Any, caplog: Any
 ) -> None:
     monkeypatch.setattr(periodic_checks, "LONG_LOAD_S", 0.05)
     monkeypatch.setattr(model_state, "_REPORTED_AFTER_S", 0.0)
     core = new_core()
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+    blocker = core.block_loads()
     core.set_desired(core.spec())
     blocker.wait_blocked()
 
@@ -56,9 +55,8 @@ def test_the_log_and_the_index_tell_of_a_load_that_hangs_for_as_long_as_it_does(
     assert len(told()) == count
 
 
-def test_a_recent_load_is_reported_without_a_reason(core: Any, new_blocker: Any, caplog: Any) -> None:
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+def test_a_recent_load_is_reported_without_a_reason(core: Any, caplog: Any) -> None:
+    blocker = core.block_loads()
     core.set_desired(core.spec())
     blocker.wait_blocked()
     entry = core.service.repository_index()[0]

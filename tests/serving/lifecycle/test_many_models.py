@@ -72,9 +72,8 @@ def threads_named(start: str) -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(start)]
 
 
-def test_loads_that_wait_for_their_turn_have_no_threads(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+def test_loads_that_wait_for_their_turn_have_no_threads(core: Any) -> None:
+    blocker = core.block_loads()
     core.table.set_desired_state(wishes_of(core, 30).values())
     blocker.wait_blocked()
     blocker.wait_blocked()

@@ -51,11 +51,10 @@ def test_a_model_may_overlap_where_the_server_replaces(new_core: Any) -> None:
     assert order[:2] == ["open 1", "open 2"]
 
 
-def test_requests_are_refused_in_between_and_asked_to_retry(core: Any, new_blocker: Any) -> None:
+def test_requests_are_refused_in_between_and_asked_to_retry(core: Any) -> None:
     spec = core.spec(parameters=REPLACE)
     core.load(spec, 1)
-    blocker = new_blocker()
-    core.script.on_open = lambda job: blocker.block()
+    blocker = core.block_loads()
     core.set_desired(spec, mark="b")
     blocker.wait_blocked()
     for version in (None, 1):

@@ -243,16 +243,9 @@ def test_more_sequences_than_may_wait_are_refused_and_one_that_goes_makes_room(c
     assert [answer(waiting[1][1]), answer(late)] == [3, 40]
 
 
-def test_more_requests_of_one_sequence_than_may_wait_are_refused_and_the_sequence_goes_on(
-    core: Any, new_blocker: Any
-) -> None:
-    blocker = new_blocker()
-
-    def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        blocker.block()
-        return accumulate(name, inputs)
-
-    load(core, on_run=run, parameters={"warmup_probe": "false", "max_waiting_per_sequence": "3"})
+def test_more_requests_of_one_sequence_than_may_wait_are_refused_and_the_sequence_goes_on(core: Any) -> None:
+    load(core, parameters={"warmup_probe": "false", "max_waiting_per_sequence": "3"})
+    blocker = core.block_runs()
     boxes = [step(core, 1, 1, "+")[1]]
     blocker.wait_blocked()
     boxes += [step(core, 1, 1)[1] for _ in range(3)]
@@ -310,16 +303,9 @@ def test_an_idle_sequence_is_closed_by_the_clock_and_its_slot_given_away(core: A
 
 
 @pytest.mark.parametrize("strategy", [DIRECT, OLDEST])
-def test_a_waiting_request_that_is_cancelled_is_no_part_of_its_sequence(
-    core: Any, strategy: Any, new_blocker: Any
-) -> None:
-    blocker = new_blocker()
-
-    def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        blocker.block()
-        return accumulate(name, inputs)
-
-    version = load(core, strategy, on_run=run)
+def test_a_waiting_request_that_is_cancelled_is_no_part_of_its_sequence(core: Any, strategy: Any) -> None:
+    version = load(core, strategy)
+    blocker = core.block_runs()
     _, first = step(core, 1, 1, "+")
     blocker.wait_blocked()
     sent = [
@@ -337,14 +323,9 @@ def test_a_waiting_request_that_is_cancelled_is_no_part_of_its_sequence(
     assert version.statistics().failures["CANCELED"] == 2
 
 
-def test_a_request_cancelled_while_it_runs_has_run_for_its_sequence(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-
-    def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        blocker.block()
-        return accumulate(name, inputs)
-
-    load(core, on_run=run)
+def test_a_request_cancelled_while_it_runs_has_run_for_its_sequence(core: Any) -> None:
+    load(core)
+    blocker = core.block_runs()
     ticket, cancelled = step(core, 1, 1, "+")
     blocker.wait_blocked()
     ticket.cancel()
@@ -353,14 +334,9 @@ def test_a_request_cancelled_while_it_runs_has_run_for_its_sequence(core: Any, n
     assert answer(step(core, 1, 10, "-")[1]) == 11
 
 
-def test_a_deadline_that_passes_while_waiting_takes_one_request_out(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-
-    def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        blocker.block()
-        return accumulate(name, inputs)
-
-    load(core, on_run=run)
+def test_a_deadline_that_passes_while_waiting_takes_one_request_out(core: Any) -> None:
+    load(core)
+    blocker = core.block_runs()
     _, first = step(core, 1, 1, "+")
     blocker.wait_blocked()
     _, late = step(core, 1, 10, deadline_ns=time.monotonic_ns() + 5_000_000)
@@ -474,14 +450,9 @@ def test_a_state_grows_and_sequences_of_different_lengths_run_apart(core: Any) -
     assert sorted(answer(box) for box in boxes) == sorted(i + 1 for i in range(5) for id in range(1, 5) if i < id)
 
 
-def test_statistics_count_requests_batches_and_only_the_rows_that_were_asked_for(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-
-    def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        blocker.block()
-        return accumulate(name, inputs)
-
-    version = load(core, on_run=run)
+def test_statistics_count_requests_batches_and_only_the_rows_that_were_asked_for(core: Any) -> None:
+    version = load(core)
+    blocker = core.block_runs()
     boxes = [step(core, 1, 1, "+")[1]]
     blocker.wait_blocked()
     boxes += [step(core, id, 1, "+")[1] for id in (2, 3)]
@@ -494,14 +465,9 @@ def test_statistics_count_requests_batches_and_only_the_rows_that_were_asked_for
     assert boxes[1].final().batch_size == 2
 
 
-def test_a_reload_finishes_accepted_requests_and_forgets_live_sequences(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-
-    def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        blocker.block()
-        return accumulate(name, inputs)
-
-    old = load(core, OldestStrategy(1), on_run=run)
+def test_a_reload_finishes_accepted_requests_and_forgets_live_sequences(core: Any) -> None:
+    old = load(core, OldestStrategy(1))
+    blocker = core.block_runs()
     boxes = [step(core, 1, 1, "+")[1], step(core, 1, 2)[1], step(core, 2, 5, "+-")[1]]
     blocker.wait_blocked()
     new = load(core, OldestStrategy(1), mark="b")
@@ -513,14 +479,9 @@ def test_a_reload_finishes_accepted_requests_and_forgets_live_sequences(core: An
     assert walk(core, 1, [9, 1]) == [9, 10]
 
 
-def test_closing_answers_waiting_requests_and_leaves_nothing(core: Any, new_blocker: Any) -> None:
-    blocker = new_blocker()
-
-    def run(name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        blocker.block()
-        return accumulate(name, inputs)
-
-    version = load(core, OldestStrategy(1), on_run=run)
+def test_closing_answers_waiting_requests_and_leaves_nothing(core: Any) -> None:
+    version = load(core, OldestStrategy(1))
+    blocker = core.block_runs()
     _, running = step(core, 1, 1, "+")
     blocker.wait_blocked()
     waiting = [step(core, 1, 2)[1], step(core, 2, 3, "+")[1], step(core, 2, 4, "-")[1]]

@@ -6,8 +6,7 @@ import contextlib
 import http.client
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import cv2
@@ -23,6 +22,7 @@ from edge_server.plugins.vision.perception import Perception
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color
 from edge_server.protocol.frame_messages import Detection, FrameHeader
+from tests.kit.eventually import eventually
 
 PATIENCE_S = 60.0
 HEADER = FrameHeader(12, 34, "camera", 5)
@@ -30,13 +30,6 @@ SEEN = Perception(detections=(Detection(1, 2, 3.5, 4, 0.75, 2, "cat", track_id=9
 PATH = "/edge/v1/streams/front%20door/view"
 ONE = "/edge/v1/streams/front%20door/picture"
 FRAMES = "/edge/v1/streams/front%20door/frames"
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.002)
 
 
 class OneStream:
@@ -115,7 +108,7 @@ def test_a_viewer_gets_images_until_the_stream_ends(open_site: Any, stream: OneS
         assert [read_picture(answer).shape for _ in range(3)] == [(8, 8, 3)] * 3
         stream.view.end()
         answer.read()
-    until(lambda: stream.viewer_count == 0)
+    assert eventually(lambda: stream.viewer_count == 0)
 
 
 def test_results_are_sent_separately_from_their_frames(open_site: Any, stream: OneStream) -> None:
@@ -156,7 +149,7 @@ def test_a_silent_or_ended_camera_has_no_image(
 def test_without_a_viewer_no_image_is_drawn(open_site: Any, stream: OneStream) -> None:
     with looking(open_site(view=stream)) as answer:
         read_picture(answer)
-    until(lambda: stream.viewer_count == 0)
+    assert eventually(lambda: stream.viewer_count == 0)
     assert not stream.view.wants(1 << 62)
 
 
@@ -165,8 +158,8 @@ def test_a_viewer_that_does_not_read_is_disconnected(open_site: Any, monkeypatch
     stream = OneStream(side=900)  # noise: half a megabyte a picture, more than sockets hold after some
     try:
         with looking(open_site(view=stream)):
-            until(lambda: stream.viewer_count == 1)
-            until(lambda: stream.viewer_count == 0)
+            assert eventually(lambda: stream.viewer_count == 1)
+            assert eventually(lambda: stream.viewer_count == 0)
             assert not stream.view.wants(1 << 62)
     finally:
         stream.close()

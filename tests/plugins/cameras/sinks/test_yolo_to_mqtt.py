@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.server import COMMAND, clean_environment, serve
 from tests.e2e.yolo_exports import NAMES, ULTRALYTICS, detect, export
+from tests.kit.server import COMMAND, clean_environment
 
 PAGE = Path(__file__).parents[4] / "docs" / "yolo-to-mqtt.md"
 
@@ -26,7 +26,7 @@ def blocks() -> Iterator[str]:
 def test_the_page_brings_boxes_and_labels_to_the_broker(
     broker, listen, eventually, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install, add, sources, serve, look = blocks()
+    install, add, sources, start, look = blocks()
     assert "'.[cpu,sources,mqtt]'" in install  # The tests come with the packages.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "yolo11n.onnx").write_bytes(export(detect(), ULTRALYTICS).SerializeToString())
@@ -40,7 +40,7 @@ def test_the_page_brings_boxes_and_labels_to_the_broker(
             "user:password@192.168.1.30", f"127.0.0.1:{broker.port}"
         )
     )
-    _, _, repository, *flags = shlex.split(serve)
+    _, _, repository, *flags = shlex.split(start)
     with serve(Path(repository.partition("=")[2]), *flags):
         listener = listen()
         topic = shlex.split(look)[-1].removesuffix("#")

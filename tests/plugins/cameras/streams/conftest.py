@@ -202,6 +202,11 @@ class StreamServer:
         assert self.core.service.table.wait_settled(timeout_s=PATIENCE_S)
         self.service.started()
 
+    def serve(self, name: str, config: str) -> None:
+        """Add a model, and start."""
+        self.add(name, config)
+        self.start()
+
     def camera(self, model: str = "sum", **fields: Any) -> Camera:
         """Open a stream; fields of Delivery and of StreamRequest alike."""
         delivery = {key: fields.pop(key) for key in list(fields) if key in Delivery.__dataclass_fields__}
@@ -237,8 +242,7 @@ def stream_server(tmp_path: Path) -> Iterator[StreamServer]:
 @pytest.fixture
 def served(stream_server: StreamServer) -> StreamServer:
     """A stream server with a fast model `sum`."""
-    stream_server.add("sum", stub_config())
-    stream_server.start()
+    stream_server.serve("sum", stub_config())
     return stream_server
 
 

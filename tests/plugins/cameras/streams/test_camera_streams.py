@@ -58,8 +58,7 @@ def test_a_result_has_model_version_and_times(served, tools):
 
 
 def test_of_a_burst_the_newest_frames_stay_and_the_others_are_counted(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=30))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=30))
     camera = stream_server.camera(depth=2, notifies_drops=True)
     camera.send(*[tools.frame(value) for value in range(100)])
     results = camera.finish()
@@ -74,8 +73,7 @@ def test_of_a_burst_the_newest_frames_stay_and_the_others_are_counted(stream_ser
 
 
 def test_frames_of_several_cameras_run_as_one_batch(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=40, rows=8))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=40, rows=8))
     cameras = [stream_server.camera(depth=64) for _ in range(4)]
     for value in range(1, 21):
         for index, camera in enumerate(cameras):
@@ -115,8 +113,7 @@ def test_the_choice_is_delayed_only_where_that_may_give_a_newer_frame_or_a_fulle
     ],
 )
 def test_an_invalid_frame_gets_an_error_and_the_others_their_results(stream_server, tools, fields, message):
-    stream_server.add("sum", tools.config(delay_ms=20, rows=8))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=20, rows=8))
     good, bad = stream_server.camera(depth=64), stream_server.camera(depth=64)
     for value in range(1, 6):
         good.send(tools.frame(value))
@@ -146,8 +143,7 @@ def test_a_frame_above_the_size_limit_is_refused_in_order(served, tools):
 def test_a_failing_model_answers_each_frame_with_its_error(stream_server, tools):
     fails = 'parameters { key: "stub_fail_after" value { string_value: "2" } }'
     fails += 'parameters { key: "warmup_probe" value { string_value: "false" } }'
-    stream_server.add("sum", tools.config(more=fails))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(more=fails))
     camera = stream_server.camera(depth=64)
     camera.send(*[tools.frame(value) for value in range(1, 6)])
     results = camera.finish()
@@ -207,8 +203,7 @@ def test_frames_refused_by_the_governor_are_dropped_with_its_message(served, too
 
 
 def test_frames_older_than_the_maximum_age_are_not_run(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=300))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=300))
     camera = stream_server.camera(depth=64, max_age_ms=450)
     camera.send(*[tools.frame(value) for value in range(1, 21)])
     results = camera.finish()
@@ -219,8 +214,7 @@ def test_frames_older_than_the_maximum_age_are_not_run(stream_server, tools):
 
 
 def test_a_frame_that_cannot_meet_its_deadline_is_not_started(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=60))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=60))
     camera = stream_server.camera(depth=64, deadline_ms=150)
     camera.send(*[tools.frame(value) for value in range(1, 41)])
     results = camera.finish()
@@ -233,8 +227,7 @@ def test_a_frame_that_cannot_meet_its_deadline_is_not_started(stream_server, too
 
 
 def test_a_result_whose_deadline_passed_while_its_frame_ran_is_sent_and_marked_late(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=60))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=60))
     camera = stream_server.camera(stream_id="front", deadline_ms=20)
     camera.send(tools.frame(1))  # nothing is known yet of how long the model runs
     (late,) = camera.wait(1)
@@ -275,8 +268,7 @@ def test_a_reconnected_stream_continues_its_counts(served, tools):
 
 
 def test_a_second_connection_ends_the_first_whose_frames_count_as_closed(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=80))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=80))
     first = stream_server.camera(stream_id="front", depth=4)
     first.send(*[tools.frame(value) for value in range(1, 5)])
     second = stream_server.camera(stream_id="front", depth=4)
@@ -291,8 +283,7 @@ def test_a_second_connection_ends_the_first_whose_frames_count_as_closed(stream_
 
 
 def test_frames_of_a_disconnected_client_are_removed(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=200))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=200))
     stays, leaves = stream_server.camera(), stream_server.camera(depth=8, stream_id="leaves")
     leaves.send(*[tools.frame(value) for value in range(1, 9)])
     leaves.stream.end()
@@ -306,8 +297,7 @@ def test_frames_of_a_disconnected_client_are_removed(stream_server, tools):
 
 
 def test_stopping_answers_running_frames_and_ends_the_streams(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=80))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=80))
     camera = stream_server.camera(depth=8)
     camera.send(*[tools.frame(value) for value in range(1, 9)])
     assert tools.wait_until(lambda: stream_server.service.instance_reports()[0].instance_count == 1)
@@ -323,8 +313,7 @@ def test_stopping_answers_running_frames_and_ends_the_streams(stream_server, too
 
 
 def test_a_reload_during_a_stream_loses_no_frame(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=2))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=2))
     camera = stream_server.camera(depth=4)
     stop = threading.Event()
 
@@ -352,8 +341,7 @@ def test_a_reload_during_a_stream_loses_no_frame(stream_server, tools):
 
 
 def test_after_a_reload_frames_are_resized_for_the_new_input(stream_server, tools):
-    stream_server.add("sum", tools.config())
-    stream_server.start()
+    stream_server.serve("sum", tools.config())
     camera = stream_server.camera(depth=4)
     camera.send(tools.frame(1))
     camera.wait(1)
@@ -402,8 +390,7 @@ def test_a_frame_in_shared_memory_is_read_in_place_and_released(served, tools, t
 
 
 def test_credit_grows_with_the_frames_that_were_read(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=500))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=500))
     camera = stream_server.camera(depth=2)
     assert camera.frames_allowed == 4
     for value in range(40):
@@ -492,8 +479,7 @@ def test_a_stream_without_an_available_thread_is_refused_and_closed(served, tool
 
 
 def test_frame_workers_run_with_fewer_threads_than_requested(stream_server, tools, monkeypatch):
-    stream_server.add("sum", tools.config(instances=3))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(instances=3))
     monkeypatch.setattr(model_workers, "threading", no_threads(1))
     cameras = [stream_server.camera(depth=8) for _ in range(3)]
     for camera in cameras:
@@ -502,8 +488,7 @@ def test_frame_workers_run_with_fewer_threads_than_requested(stream_server, tool
 
 
 def test_strict_priority_runs_first_on_a_busy_model(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=20))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=20))
     normal, urgent = stream_server.camera(depth=64), stream_server.camera(depth=64, priority=1)
     for value in range(1, 16):
         normal.send(tools.frame(value))
@@ -517,8 +502,7 @@ def test_strict_priority_runs_first_on_a_busy_model(stream_server, tools):
 def test_with_a_priority_weight_a_busy_urgent_camera_leaves_turns_to_the_others(make_stream_server, tmp_path, tools):
     server = make_stream_server(tmp_path, priority_weight=2)
     try:
-        server.add("sum", tools.config(delay_ms=5))
-        server.start()
+        server.serve("sum", tools.config(delay_ms=5))
         urgent = server.camera(depth=64, priority=1)
         others = [server.camera(depth=64) for _ in range(2)]
         for value in range(1, 61):
@@ -532,8 +516,7 @@ def test_with_a_priority_weight_a_busy_urgent_camera_leaves_turns_to_the_others(
 
 
 def test_metrics_and_the_list_of_streams_count_results_and_drops(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=20))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=20))
     camera = stream_server.camera(stream_id="front", client="a robot")
     camera.send(*[tools.frame(value) for value in range(1, 11)])
     camera.send(tools.frame(11, encoding="none such"))
@@ -561,8 +544,7 @@ def test_outputs_that_alias_the_input_are_not_overwritten_by_later_frames(stream
     config = tools.config().replace('"stub"', '"identity"').replace(
         'name: "SUM" data_type: TYPE_FP32 dims: [1]', 'name: "OUTPUT0" data_type: TYPE_FP32 dims: [3, 8, 8]'
     )  # fmt: skip
-    stream_server.add("same", config.replace('name: "IN"', 'name: "INPUT0"'))
-    stream_server.start()
+    stream_server.serve("same", config.replace('name: "IN"', 'name: "INPUT0"'))
     camera = stream_server.camera("same", depth=64, returns=Returns(tensors=("OUTPUT0",)))
     camera.send(*[tools.frame(value) for value in range(1, 40)])
     for value, result in enumerate(camera.finish(), 1):
@@ -644,8 +626,7 @@ def test_a_frame_withdrawn_by_the_governor_is_a_drop_and_no_error(served, tools,
 
 
 def test_frames_refused_together_by_the_governor_are_counted_one_by_one(stream_server, tools, monkeypatch):
-    stream_server.add("sum", tools.config(rows=4))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(rows=4))
     cameras = [stream_server.camera(notifies_drops=True, depth=8, priority=3) for _ in range(3)]
     all_came, rows = threading.Event(), []
 
@@ -667,8 +648,7 @@ def test_frames_refused_together_by_the_governor_are_counted_one_by_one(stream_s
 
 
 def test_results_of_several_instances_are_sent_in_frame_order(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=5, instances=3))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=5, instances=3))
     camera = stream_server.camera(depth=64)
     camera.send(*[tools.frame(value) for value in range(1, 61)])
     results = camera.finish()
@@ -704,8 +684,7 @@ class Pixels(bytearray):
 
 
 def test_the_pixels_of_a_frame_are_released_once_it_is_answered_or_dropped(stream_server, tools):
-    stream_server.add("sum", tools.config(delay_ms=2))
-    stream_server.start()
+    stream_server.serve("sum", tools.config(delay_ms=2))
     camera = stream_server.camera(depth=2)
     seen = []
     for value in range(1, 31):

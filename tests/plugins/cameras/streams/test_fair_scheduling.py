@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from edge_server.plugins.cameras.streams.fair_scheduling import FairChoice
 
 
-def serve(choice: FairChoice[str], eligible: list[str], turns: int) -> Counter[str]:
-    got: Counter[str] = Counter()
+def choice_of(*priorities_and_weights: tuple[int, float], priority_weight: int = 0) -> FairChoice[int]:
+    """Return the choice of the members 0, 1, ... with these priorities and weights."""
+    choice: FairChoice[int] = FairChoice(priority_weight)
+    for member, (priority, weight) in enumerate(priorities_and_weights):
+        choice.add(member, priority, weight)
+    return choice
+
+
+def serve(choice: FairChoice[int], eligible: list[int], turns: int) -> Counter[int]:
+    got: Counter[int] = Counter()
     for _ in range(turns):
         member = choice.choose(eligible)
         assert member is not None
@@ -26,49 +34,37 @@ def test_no_member_is_chosen_without_members():
 
 
 def test_equal_streams_take_turns():
-    choice: FairChoice[str] = FairChoice()
-    for name in "abcd":
-        choice.add(name, 2, 1.0)
-    order = []
+    choice, order = choice_of(*[(2, 1.0)] * 4), []
     for _ in range(12):
-        member = choice.choose("abcd")
-        choice.charge(member)
-        order.append(member)
-    assert order == [*"abcd"] * 3
+        order.append(choice.choose(range(4)))
+        choice.charge(order[-1])
+    assert order == [0, 1, 2, 3] * 3
 
 
 def test_the_lower_number_goes_first_as_long_as_it_can():
-    choice: FairChoice[str] = FairChoice()
-    choice.add("normal", 2, 100.0)
-    choice.add("urgent", 1, 0.01)
-    assert serve(choice, ["normal", "urgent"], 50) == {"urgent": 50}
-    assert serve(choice, ["normal"], 5) == {"normal": 5}
+    choice = choice_of((2, 100.0), (1, 0.01))
+    assert serve(choice, [0, 1], 50) == {1: 50}
+    assert serve(choice, [0], 5) == {0: 5}
 
 
 def test_a_stream_that_was_away_is_not_paid_back():
-    choice: FairChoice[str] = FairChoice()
-    choice.add("away", 2, 1.0)
-    choice.add("busy", 2, 1.0)
-    serve(choice, ["busy"], 1000)
-    assert serve(choice, ["away", "busy"], 10) == {"away": 5, "busy": 5}
+    choice = choice_of((2, 1.0), (2, 1.0))
+    serve(choice, [1], 1000)
+    assert serve(choice, [0, 1], 10) == {0: 5, 1: 5}
 
 
 def test_a_stream_that_was_not_charged_keeps_its_turn():
-    choice: FairChoice[str] = FairChoice()
-    for name in "ab":
-        choice.add(name, 2, 1.0)
-    first = choice.choose("ab")
-    assert choice.choose("ab") == first
+    choice = choice_of((2, 1.0), (2, 1.0))
+    assert choice.choose([0, 1]) == choice.choose([0, 1])
 
 
 def test_one_that_comes_late_starts_where_the_others_are():
-    choice: FairChoice[str] = FairChoice()
-    choice.add("old", 2, 1.0)
-    serve(choice, ["old"], 500)
-    choice.add("new", 2, 1.0)
-    assert serve(choice, ["old", "new"], 100) == {"old": 50, "new": 50}
-    choice.remove("old")
-    assert serve(choice, ["new"], 3) == {"new": 3}
+    choice = choice_of((2, 1.0))
+    serve(choice, [0], 500)
+    choice.add(1, 2, 1.0)
+    assert serve(choice, [0, 1], 100) == {0: 50, 1: 50}
+    choice.remove(0)
+    assert serve(choice, [1], 3) == {1: 3}
 
 
 def others(bits: int) -> set[int]:
@@ -80,9 +76,7 @@ WEIGHTS = st.lists(st.sampled_from([0.01, 0.5, 1.0, 2.0, 3.0, 7.5, 100.0]), min_
 
 @given(WEIGHTS)
 def test_turns_follow_the_weights_within_one_turn(weights):
-    choice: FairChoice[int] = FairChoice()
-    for member, weight in enumerate(weights):
-        choice.add(member, 2, weight)
+    choice = choice_of(*((2, weight) for weight in weights))
     members = range(len(weights))
     got: Counter[int] = Counter()
     for turn in range(1, 400):
@@ -97,10 +91,8 @@ def test_turns_follow_the_weights_within_one_turn(weights):
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 3)), st.integers(0, 3)), max_size=200))
 def test_the_choice_is_always_an_eligible_one_of_the_first_priority(rounds):
-    choice: FairChoice[int] = FairChoice()
     priorities = [1, 2, 2, 3]
-    for member, priority in enumerate(priorities):
-        choice.add(member, priority, 1.0 + member)
+    choice = choice_of(*((priority, 1.0 + member) for member, priority in enumerate(priorities)))
     for eligible, _ in rounds:
         member = choice.choose(eligible)
         if not eligible:
@@ -112,26 +104,30 @@ def test_the_choice_is_always_an_eligible_one_of_the_first_priority(rounds):
 
 
 # Each byte says by its bits which others wait in a turn. To draw a set for each turn takes a second.
-@given(st.binary(min_size=100, max_size=100))
-def test_no_stream_that_always_waits_starves_within_its_priority(turns):
-    choice: FairChoice[int] = FairChoice()
-    for member in range(4):
-        choice.add(member, 2, 1.0)
+@given(st.binary(min_size=100, max_size=150))
+@pytest.mark.parametrize(
+    ("priorities", "priority_weight", "most"),
+    [
+        ([2] * 4, 0, 3),
+        # In one turn of priority 4, priorities 3, 2 and 1 get at most 2, 4 and 8, and each begins with one.
+        ([4, 3, 2, 1], 2, 14 + 3),
+    ],
+)
+def test_no_stream_that_always_waits_starves_while_others_come_and_go(priorities, priority_weight, most, turns):
+    choice = choice_of(*((priority, 1.0) for priority in priorities), priority_weight=priority_weight)
     last = 0
     for turn, waiting in enumerate(turns):
         member = choice.choose({0, *others(waiting)})
         choice.charge(member)
         if member == 0:
             last = turn
-        assert turn - last <= 3
+        assert turn - last <= most
 
 
 @given(st.sampled_from([1, 2, 4, 100]), st.lists(st.integers(1, 9), min_size=2, max_size=6), WEIGHTS)
 def test_with_a_priority_weight_turns_follow_the_priorities_and_then_the_weights(priority_weight, priorities, weights):
-    choice: FairChoice[int] = FairChoice(priority_weight)
+    choice = choice_of(*zip(priorities, weights), priority_weight=priority_weight)  # noqa: B905
     members = range(min(len(priorities), len(weights)))
-    for member in members:
-        choice.add(member, priorities[member], weights[member])
     levels = {priorities[member]: priority_weight ** -priorities[member] for member in members}
     got: Counter[int] = Counter()
     of_level: Counter[int] = Counter()
@@ -148,43 +144,21 @@ def test_with_a_priority_weight_turns_follow_the_priorities_and_then_the_weights
             assert got[each] >= of_level[priorities[each]] * share - len(mates)
 
 
-@given(st.binary(min_size=100, max_size=150))
-def test_with_a_priority_weight_the_lowest_priority_does_not_starve_while_others_come_and_go(turns):
-    choice: FairChoice[int] = FairChoice(2)
-    for member in range(4):
-        choice.add(member, 4 - member, 1.0)
-    last = 0
-    for turn, waiting in enumerate(turns):
-        member = choice.choose({0, *others(waiting)})
-        choice.charge(member)
-        if member == 0:
-            last = turn
-        # In one turn of priority 4, priorities 3, 2 and 1 get at most 2, 4 and 8, and each begins with one.
-        assert turn - last <= 14 + 3
-
-
 def test_after_a_long_time_of_the_lowest_priority_the_highest_does_not_take_all_turns():
-    choice: FairChoice[str] = FairChoice(100)
-    choice.add("low", 9, 1.0)
-    choice.add("high", 1, 1.0)
-    choice.add("next", 2, 1.0)
-    serve(choice, ["low"], 1000)
-    assert serve(choice, ["high", "next"], 202) == {"high": 200, "next": 2}
+    choice = choice_of((9, 1.0), (1, 1.0), (2, 1.0), priority_weight=100)
+    serve(choice, [0], 1000)
+    assert serve(choice, [1, 2], 202) == {1: 200, 2: 2}
 
 
 def test_an_idle_priority_is_not_paid_back():
-    choice: FairChoice[str] = FairChoice(4)
-    choice.add("urgent", 1, 1.0)
-    choice.add("normal", 2, 1.0)
-    assert serve(choice, ["urgent"], 1000) == {"urgent": 1000}
-    assert serve(choice, ["urgent", "normal"], 50) == {"urgent": 40, "normal": 10}
+    choice = choice_of((1, 1.0), (2, 1.0), priority_weight=4)
+    assert serve(choice, [0], 1000) == {0: 1000}
+    assert serve(choice, [0, 1], 50) == {0: 40, 1: 10}
 
 
 @pytest.mark.parametrize("count", [1, 64])
 def test_members_can_come_and_go(count):
-    choice: FairChoice[int] = FairChoice()
-    for member in range(count):
-        choice.add(member, 2, 1.0)
+    choice = choice_of(*[(2, 1.0)] * count)
     for member in range(count):
         choice.remove(member)
     assert choice.choose([]) is None

@@ -211,8 +211,7 @@ def reads(message):
 @pytest.fixture(scope="module")
 def shared_stream_server(tmp_path_factory, tools, make_stream_server):
     stream_server = make_stream_server(tmp_path_factory.mktemp("models"))
-    stream_server.add("sum", tools.config())
-    stream_server.start()
+    stream_server.serve("sum", tools.config())
     yield stream_server
     stream_server.close()
 

@@ -38,8 +38,7 @@ def ids(results) -> list[list[int]]:
 
 
 def test_moving_objects_keep_their_track_ids(stream_server) -> None:
-    stream_server.add("finder", CONFIG)
-    stream_server.start()
+    stream_server.serve("finder", CONFIG)
     camera = stream_server.camera("finder", depth=64)
     # The first is the best detection at first, and the second-best in the end.
     camera.send(*(frame(seq, 2 + seq, 40 - seq, at_s=seq / 30) for seq in range(5)))
@@ -48,8 +47,7 @@ def test_moving_objects_keep_their_track_ids(stream_server) -> None:
 
 
 def test_each_stream_has_its_own_track_ids_which_are_not_reused_after_a_reconnect(stream_server) -> None:
-    stream_server.add("finder", CONFIG)
-    stream_server.start()
+    stream_server.serve("finder", CONFIG)
     for expected in (1, 2):
         camera, other = (
             stream_server.camera("finder", depth=64, stream_id="north"),
@@ -62,8 +60,7 @@ def test_each_stream_has_its_own_track_ids_which_are_not_reused_after_a_reconnec
 
 
 def test_the_time_between_frames_follows_their_timestamps(stream_server) -> None:
-    stream_server.add("finder", CONFIG)
-    stream_server.start()
+    stream_server.serve("finder", CONFIG)
     for gap, expected in ((0.2, [1]), (1 / 30, [0])):
         camera = stream_server.camera("finder", depth=64)
         camera.send(*(frame(seq, 2 * seq, at_s=seq / 30) for seq in range(10)))
@@ -73,8 +70,7 @@ def test_the_time_between_frames_follows_their_timestamps(stream_server) -> None
 
 
 def test_frames_without_timestamps_are_tracked_by_arrival_time(stream_server) -> None:
-    stream_server.add("finder", CONFIG)
-    stream_server.start()
+    stream_server.serve("finder", CONFIG)
     camera = stream_server.camera("finder", depth=64)
     camera.send(*(frame(seq, 20) for seq in range(3)))
     assert ids(camera.finish()) == [[0], [1], [1]]
@@ -89,8 +85,7 @@ def test_several_instances_track_the_frames_of_a_stream_in_order(stream_server, 
 
     monkeypatch.setattr(ByteTracker, "update", record_numbers)
     more = 'instance_group { count: 3 kind: KIND_CPU } parameters { key: "stub_delay_ms" value { string_value: "1" } }'
-    stream_server.add("finder", CONFIG + more)
-    stream_server.start()
+    stream_server.serve("finder", CONFIG + more)
     camera = stream_server.camera("finder", depth=64)
     camera.send(*(frame(seq, 0.5 * seq, at_s=seq / 30) for seq in range(60)))
     assert ids(camera.finish()) == [[0]] + [[1]] * 59
@@ -98,8 +93,7 @@ def test_several_instances_track_the_frames_of_a_stream_in_order(stream_server, 
 
 
 def test_an_empty_frame_or_an_error_ends_no_track(stream_server) -> None:
-    stream_server.add("finder", CONFIG)
-    stream_server.start()
+    stream_server.serve("finder", CONFIG)
     camera = stream_server.camera("finder", depth=64)
     camera.send(*(frame(seq, 20, at_s=seq / 30) for seq in range(3)))
     camera.send(frame(3, at_s=3 / 30), Frame(FrameHeader(seq=4), 5, 5, "no such encoding", data=b"x"))

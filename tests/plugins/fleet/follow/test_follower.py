@@ -36,14 +36,12 @@ def _trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("tried")
-def test_a_release_is_installed_updated_and_withdrawn(publication: Any, box: Any, add_model: AddModel) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+def test_a_release_is_installed_updated_and_withdrawn(publication: Any, box: Any) -> None:
+    publication.release(0.5)
     state = box.follow().report.models["m"]
     assert (state.wanted, state.state, state.reason, state.installed) == ("m/1.json", "installed", "", "m/1.json")
     assert box.factor() == 0.5
-    add_model(publication.models / "m", 0.25)
-    publication.publish()
+    publication.release(0.25)
     assert box.follow().report.models["m"].installed == "m/2.json"
     assert box.factor() == 0.25
     publication.publish("", "--withdraw=m/2")
@@ -54,28 +52,21 @@ def test_a_release_is_installed_updated_and_withdrawn(publication: Any, box: Any
     assert box.factor() is None
 
 
-def test_files_that_were_withdrawn_do_not_become_a_release_again(
-    publication: Any, box: Any, add_model: AddModel
-) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
-    add_model(publication.models / "m", 0.25)
-    publication.publish()
+def test_files_that_were_withdrawn_do_not_become_a_release_again(publication: Any, box: Any) -> None:
+    publication.release(0.5)
+    publication.release(0.25)
     publication.publish("", "--withdraw=m/2")
     publication.publish()
     box.follow()
     assert box.factor() == 0.5
-    add_model(publication.models / "m", 0.125)
-    publication.publish()
+    publication.release(0.125)
     assert box.follow().report.models["m"].installed == "m/3.json"
 
 
-def test_only_files_that_changed_are_downloaded(publication: Any, box: Any, add_model: AddModel) -> None:
-    add_model(publication.models / "m", 0.5, filler=100_000)
-    publication.publish()
+def test_only_files_that_changed_are_downloaded(publication: Any, box: Any) -> None:
+    publication.release(0.5, filler=100_000)
     box.follow()
-    add_model(publication.models / "m", 0.25, filler=100_000)
-    publication.publish()
+    publication.release(0.25, filler=100_000)
     publication.requests.clear()
     box.follow()
     targets = [path for path, _ in publication.requests if path.startswith("/targets/")]
@@ -87,16 +78,14 @@ def test_only_files_that_changed_are_downloaded(publication: Any, box: Any, add_
 
 
 def test_a_model_of_somebody_else_is_not_touched(publication: Any, box: Any, add_model: AddModel) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     add_model(box.folder / "m", 3.0)
     assert box.follow().report.models["m"].state == "foreign"
     assert box.factor() == 3.0
 
 
-def test_boxes_of_another_group_do_not_get_it(publication: Any, box: Any, new_box: Any, add_model: AddModel) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish('[models.m]\ngroups = ["line-3"]')
+def test_boxes_of_another_group_do_not_get_it(publication: Any, box: Any, new_box: Any) -> None:
+    publication.release(0.5, '[models.m]\ngroups = ["line-3"]')
     assert box.follow().report.models == {}
     other = new_box("other")
     other.follow(groups="line-2, line-3")
@@ -104,17 +93,15 @@ def test_boxes_of_another_group_do_not_get_it(publication: Any, box: Any, new_bo
 
 
 def test_outside_its_hours_a_box_takes_back_what_was_withdrawn_and_installs_nothing_new(
-    publication: Any, box: Any, add_model: AddModel
+    publication: Any, box: Any
 ) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     with box.models.locked():
         follower = box.follower()
         follower.follow_once("it is noon")
         assert follower.report.models["m"][:4] == ("m/1.json", "waiting", "it is noon", "")
         follower.follow_once()
-        add_model(publication.models / "m", 0.25)
-        publication.publish()
+        publication.release(0.25)
         publication.requests.clear()
         follower.follow_once("it is noon")
         assert follower.report.models["m"][:4] == ("m/2.json", "waiting", "it is noon", "m/1.json")
@@ -127,33 +114,27 @@ def test_outside_its_hours_a_box_takes_back_what_was_withdrawn_and_installs_noth
         assert box.factor() == 0.5
 
 
-def test_waves_that_are_written_later_take_a_release_from_no_box(
-    publication: Any, box: Any, add_model: AddModel
-) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+def test_waves_that_are_written_later_take_a_release_from_no_box(publication: Any, box: Any) -> None:
+    publication.release(0.5)
     box.follow()
     publication.publish('waves = ["box-2", "all"]')
     assert box.follow().report.models["m"][:4] == ("m/1.json", "installed", "", "m/1.json")
-    add_model(publication.models / "m", 0.25)
-    publication.publish('waves = ["box-2", "all"]')
+    publication.release(0.25, 'waves = ["box-2", "all"]')
     assert box.follow().report.models["m"].wanted == "m/1.json"
     publication.publish('waves = ["box-2", "box-1", "all"]')
     assert box.follow().report.models["m"].wanted == "m/1.json"
 
 
 def test_a_rollout_that_stops_takes_the_release_from_no_box_that_has_it_and_gives_it_to_no_other(
-    publication: Any, box: Any, new_box: Any, add_model: AddModel, utc_now: datetime
+    publication: Any, box: Any, new_box: Any, utc_now: datetime
 ) -> None:
     from edge_server.plugins.fleet.publish.rollout import lead, newest_releases, open_publisher, see_progress
 
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     other = new_box("other")
     for each in (box, other):
         each.follow(box=each.folder.name)
-    add_model(publication.models / "m", 0.25)
-    publication.publish()
+    publication.release(0.25)
     box.follow(box="box")
     with open_publisher(publication.site, publication.keys) as publisher:
         # No box has reported yet.
@@ -165,16 +146,11 @@ def test_a_rollout_that_stops_takes_the_release_from_no_box_that_has_it_and_give
         assert each.factor() == factor
 
 
-def test_a_box_that_has_the_files_of_a_new_release_has_the_release(
-    publication: Any, box: Any, add_model: AddModel
-) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+def test_a_box_that_has_the_files_of_a_new_release_has_the_release(publication: Any, box: Any) -> None:
+    publication.release(0.5)
     box.follow()
-    add_model(publication.models / "m", 0.25)
-    publication.publish('ids = ["box-2"]')
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.25, 'ids = ["box-2"]')
+    publication.release(0.5)
     publication.requests.clear()
     state = box.follow().report.models["m"]
     assert (state.wanted, state.state, state.installed) == ("m/3.json", "installed", "m/3.json")
@@ -196,8 +172,7 @@ def test_a_box_that_has_the_files_of_a_new_release_has_the_release(
 def test_a_release_that_fails_its_trial_is_not_installed_and_not_tried_again(
     publication: Any, box: Any, add_model: AddModel, rollout: str, expected: float, message: str
 ) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     box.follow()
     add_model(publication.models / "m", 0.25, expected=expected)
     publication.publish(rollout)
@@ -241,7 +216,7 @@ def test_a_release_that_cannot_be_loaded_is_not_installed(publication: Any, box:
 
 
 @pytest.mark.usefixtures("tried")
-def test_a_release_that_ends_its_process_is_not_installed(publication: Any, box: Any, add_model: AddModel) -> None:
+def test_a_release_that_ends_its_process_is_not_installed(publication: Any, box: Any) -> None:
     folder = publication.models / "p"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
@@ -268,7 +243,7 @@ def test_a_release_that_this_machine_cannot_load_now_is_tried_again_and_not_reme
 
 
 @pytest.mark.usefixtures("tried")
-def test_an_ensemble_waits_for_its_member(publication: Any, box: Any, add_model: AddModel) -> None:
+def test_an_ensemble_waits_for_its_member(publication: Any, box: Any) -> None:
     (publication.models / "a" / "1").mkdir(parents=True)
     tensor = 'name: "{}" data_type: TYPE_FP32 dims: [ 4 ]'
     (publication.models / "a" / "config.pbtxt").write_text(
@@ -277,17 +252,14 @@ def test_an_ensemble_waits_for_its_member(publication: Any, box: Any, add_model:
         'ensemble_scheduling { step { model_name: "m" input_map { key: "X" value: "X" } '
         'output_map { key: "Y" value: "Y" } } }\n'
     )
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     first = box.follow().report.models
     assert {name: model.state for name, model in first.items()} == {"a": "waiting", "m": "installed"}
     assert box.follow().report.models["a"].state == "installed"
 
 
 @pytest.mark.usefixtures("tried")
-def test_a_trial_that_the_kernel_kills_for_memory_says_nothing_against_the_release(
-    publication: Any, box: Any, add_model: AddModel
-) -> None:
+def test_a_trial_that_the_kernel_kills_for_memory_says_nothing_against_the_release(publication: Any, box: Any) -> None:
     folder = publication.models / "p"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
@@ -302,11 +274,8 @@ def test_a_trial_that_the_kernel_kills_for_memory_says_nothing_against_the_relea
 # -- a site that lies
 
 
-def test_bytes_that_were_not_signed_are_refused_until_the_next_publish_mends_them(
-    publication: Any, box: Any, add_model: AddModel
-) -> None:
-    add_model(publication.models / "m", 0.5, filler=5000)
-    publication.publish()
+def test_bytes_that_were_not_signed_are_refused_until_the_next_publish_mends_them(publication: Any, box: Any) -> None:
+    publication.release(0.5, filler=5000)
     (large,) = [path for path in publication.site.glob("targets/m/*") if path.stat().st_size == 5000]
     large.write_bytes(b"x" * 5000)
     report = box.follow().report
@@ -320,13 +289,11 @@ def test_bytes_that_were_not_signed_are_refused_until_the_next_publish_mends_the
 
 
 def test_wrong_files_are_downloaded_again_after_a_pause_and_their_withdrawal_does_not_wait_for_it(
-    publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
+    publication: Any, box: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     box.follow()
-    add_model(publication.models / "m", 0.25, filler=5000)
-    publication.publish()
+    publication.release(0.25, filler=5000)
     (large,) = [path for path in publication.site.glob("targets/m/*") if path.stat().st_size == 5000]
     large.write_bytes(b"x" * 5000)
     now = time.monotonic()
@@ -350,25 +317,21 @@ def test_wrong_files_are_downloaded_again_after_a_pause_and_their_withdrawal_doe
         assert follower.report.models["m"][:4] == ("m/1.json", "installed", "", "m/1.json")
 
 
-def test_a_thiefs_key_is_worth_nothing(publication: Any, box: Any, add_model: AddModel, tmp_path: Path) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+def test_a_thiefs_key_is_worth_nothing(publication: Any, box: Any, tmp_path: Path) -> None:
+    publication.release(0.5)
     box.follow()
     shutil.rmtree(publication.site)
     publication.keys = tmp_path / "thief"
-    add_model(publication.models / "m", 0.25)
-    publication.publish()
+    publication.release(0.25)
     report = box.follow().report
     assert "is not trusted" in report.problem
     assert box.factor() == 0.5
 
 
-def test_old_metadata_are_refused(publication: Any, box: Any, add_model: AddModel) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+def test_old_metadata_are_refused(publication: Any, box: Any) -> None:
+    publication.release(0.5)
     shutil.copytree(publication.site, publication.site.with_name("old"))
-    add_model(publication.models / "m", 0.25)
-    publication.publish()
+    publication.release(0.25)
     box.follow()
     shutil.rmtree(publication.site)
     publication.site.with_name("old").rename(publication.site)
@@ -386,8 +349,7 @@ def test_expired_metadata_are_refused_and_what_is_installed_stays(
         def now(cls, tz: Any = None) -> datetime:
             return utc_now - timedelta(days=31)
 
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     box.follow()
     add_model(publication.models / "m", 0.25)
     with monkeypatch.context() as patch:
@@ -400,15 +362,11 @@ def test_expired_metadata_are_refused_and_what_is_installed_stays(
     assert box.factor() == 0.25
 
 
-def test_a_clock_that_is_behind_waits(
-    publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+def test_a_clock_that_is_behind_waits(publication: Any, box: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    publication.release(0.5)
     box.follow()
     now = time.time()
-    add_model(publication.models / "m", 0.25)
-    publication.publish()
+    publication.release(0.25)
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: now - 86_400)
         assert "the clock is wrong" in box.follow().report.problem
@@ -418,10 +376,9 @@ def test_a_clock_that_is_behind_waits(
 
 
 def test_a_release_that_is_larger_than_the_disk_is_not_begun(
-    publication: Any, box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
+    publication: Any, box: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_model(publication.models / "m", 0.5, filler=5000)
-    publication.publish()
+    publication.release(0.5, filler=5000)
     usage = shutil.disk_usage(box.folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=(32 << 20) + 4000))
     publication.requests.clear()
@@ -470,9 +427,8 @@ def test_the_keys_are_renewed_before_they_expire_and_boxes_follow_the_new_ones(
 # -- a network and a power that fail
 
 
-def test_a_download_that_breaks_off_is_resumed(publication: Any, box: Any, add_model: AddModel) -> None:
-    add_model(publication.models / "m", 0.5, filler=1_000_000)
-    publication.publish()
+def test_a_download_that_breaks_off_is_resumed(publication: Any, box: Any) -> None:
+    publication.release(0.5, filler=1_000_000)
     publication.cut_after = 300_000
     rounds = 0
     while box.factor() is None:
@@ -487,8 +443,7 @@ def test_a_download_that_breaks_off_is_resumed(publication: Any, box: Any, add_m
 def test_a_long_download_pauses_for_looks_at_what_is_newest(
     publication: Any, box: Any, add_model: AddModel, is_folder: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     box.follow()
     settings = {"url": publication.site.as_uri()} if is_folder else {}
     for is_withdrawn in (False, True):
@@ -510,20 +465,17 @@ def test_a_long_download_pauses_for_looks_at_what_is_newest(
             assert box.factor() == 0.25
 
 
-def test_a_download_that_the_site_cannot_resume_does_not_pause(publication: Any, box: Any, add_model: AddModel) -> None:
+def test_a_download_that_the_site_cannot_resume_does_not_pause(publication: Any, box: Any) -> None:
     publication.has_ranges = False
-    add_model(publication.models / "m", 0.5, filler=300_000)
-    publication.publish()
+    publication.release(0.5, filler=300_000)
     with box.models.locked():
         assert box.follower().follow_once(download_s=0.0)
 
 
-def test_the_network_may_end_after_each_request(publication: Any, box: Any, add_model: AddModel) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+def test_the_network_may_end_after_each_request(publication: Any, box: Any) -> None:
+    publication.release(0.5)
     box.follow()
-    add_model(publication.models / "m", 0.25)
-    publication.publish()
+    publication.release(0.25)
     for answered in range(20):
         if box.factor() == 0.25:
             break
@@ -561,14 +513,12 @@ class _Killed(BaseException):
 
 
 def test_a_kill_at_each_change_of_the_disk_leaves_a_complete_model(
-    publication: Any, new_box: Any, add_model: AddModel, monkeypatch: pytest.MonkeyPatch
+    publication: Any, new_box: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     template = new_box("template")
     template.follow()
-    add_model(publication.models / "m", 0.25)
-    publication.publish()
+    publication.release(0.25)
     kill_at, is_done = 0, False
     while not is_done:
         box = new_box(f"box-{kill_at}")
@@ -611,9 +561,8 @@ def _follow_until_killed(box: Any, kill_at: int) -> bool:
     return True
 
 
-def test_a_second_follower_is_refused(publication: Any, box: Any, add_model: AddModel) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+def test_a_second_follower_is_refused(publication: Any, box: Any) -> None:
+    publication.release(0.5)
     with box.models.locked(), pytest.raises(InvalidRequest, match="another process follows"):
         box.follow()
 

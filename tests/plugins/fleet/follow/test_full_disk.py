@@ -27,19 +27,17 @@ COMMAND = Path(sys.executable).parent / "edge-server"
 
 
 def test_a_disk_that_is_full_at_any_write_leaves_a_complete_model_and_room_and_is_tried_again(
-    publication: Any, disk: Path, add_model: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: Any
+    publication: Any, disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(Trial, "run", lambda *arguments: "")
     # Another program takes the last bytes after each check.
     monkeypatch.setattr(free_space, "RESERVE_BYTES", -(1 << 40))
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     box = BoxUnderTest(disk / "box", publication)
     box.follow()
     template = publication.site.with_name("template")
     shutil.copytree(box.folder, template)
-    add_model(publication.models / "m", 0.25, filler=10 * PAGE_BYTES)
-    publication.publish()
+    publication.release(0.25, filler=10 * PAGE_BYTES)
     folders = [box.folder / ".follow" / name for name in ("parts", "staged")]
     steps = set()
     for pages in range(200):
@@ -63,14 +61,12 @@ def test_a_disk_that_is_full_at_any_write_leaves_a_complete_model_and_room_and_i
 
 
 def test_a_box_starts_on_a_full_disk_and_puts_back_what_did_not_serve_yet(
-    publication: Any, disk: Path, add_model: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    publication: Any, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     box = BoxUnderTest(disk / "box", publication)
     box.follow()
-    add_model(publication.models / "m", 0.25)
-    publication.publish()
+    publication.release(0.25)
     with box.models.locked(), monkeypatch.context() as patch:
         follower = box.follower()
         # As if the process were killed before its server has loaded the release.
@@ -83,11 +79,8 @@ def test_a_box_starts_on_a_full_disk_and_puts_back_what_did_not_serve_yet(
     assert box.follow().report.models["m"].installed == "m/2.json"
 
 
-def test_a_part_of_a_release_counts_when_the_disk_is_measured(
-    publication: Any, disk: Path, add_model: Callable[..., None]
-) -> None:
-    add_model(publication.models / "m", 0.5, filler=10 << 20)
-    publication.publish()
+def test_a_part_of_a_release_counts_when_the_disk_is_measured(publication: Any, disk: Path) -> None:
+    publication.release(0.5, filler=10 << 20)
     publication.cut_after = 9 << 20
     box = BoxUnderTest(disk / "box", publication)
     assert "bytes came" in box.follow().report.problem
@@ -99,8 +92,7 @@ def test_a_part_of_a_release_counts_when_the_disk_is_measured(
 def test_a_server_keeps_serving_when_another_program_fills_the_disk_during_a_download(
     publication: Any, disk: Path, add_model: Callable[..., None], eventually: Callable[..., bool]
 ) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     (disk / "models").mkdir()
     flags = [
         f"--follow={publication.url}", f"--follow-root={publication.root}", "--follow-interval-secs=1",

@@ -94,8 +94,7 @@ class Team:
 @pytest.fixture
 def team(publication: Any, box: Any, add_model: AddModel, keys: Keys) -> Team:
     """A team that may sign `detectors_*`, beside the main publisher's model m; the box has a release of both."""
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     team = Team(publication)
     keys("--add-publisher=vision", "--models=detectors_*")
     add_model(team.models / "detectors_a", 0.25)
@@ -112,16 +111,14 @@ def team(publication: Any, box: Any, add_model: AddModel, keys: Keys) -> Team:
 def test_a_box_follows_several_exchanges_of_each_key_and_refuses_the_old_ones(
     publication: Any, box: Any, add_model: AddModel, keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     box.follow()
     shutil.copytree(publication.keys, tmp_path / "stolen")
     for name in ("targets", "online", "root", "root", "targets"):
         keys(f"--replace={name}")
     assert (publication.site / "metadata" / "6.root.json").exists()
     assert capsys.readouterr().out.count("draft") == 0
-    add_model(publication.models / "m", 0.25)
-    publication.publish()
+    publication.release(0.25)
     box.follow()
     assert box.factor() == 0.25
 
@@ -146,8 +143,7 @@ def test_a_box_follows_several_exchanges_of_each_key_and_refuses_the_old_ones(
 def test_two_persons_sign_root(
     publication: Any, box: Any, add_model: AddModel, keys: Keys, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     bens = publication.keys.with_name("bens_keys")
     make_key(bens / "ben.pem", publication.keys / "ben.pub")
     keys("--add-root=ben", "--needed=2")
@@ -179,13 +175,10 @@ def test_two_persons_sign_root(
     assert box.follow().report.problem == ""
 
 
-def test_a_draft_of_root_that_lies_there_is_not_signed_by_publish(
-    publication: Any, add_model: AddModel, keys: Keys, tmp_path: Path
-) -> None:
+def test_a_draft_of_root_that_lies_there_is_not_signed_by_publish(publication: Any, keys: Keys, tmp_path: Path) -> None:
     from tuf.api.metadata import Metadata
 
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     metadata = publication.site / "metadata"
     draft = Metadata.from_file(str(metadata / "1.root.json"))
     draft.signed.version = 2
@@ -200,14 +193,13 @@ def test_a_draft_of_root_that_lies_there_is_not_signed_by_publish(
 
 
 def test_a_draft_that_puts_another_key_under_the_id_of_a_known_one_shows_it(
-    publication: Any, add_model: AddModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    publication: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tuf.api.metadata import Metadata
 
     from edge_server.plugins.fleet.publish.signing_keys import SigningKeys
 
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     make_key(tmp_path / "thief" / "targets.pem")
     metadata = publication.site / "metadata"
     draft = Metadata.from_file(str(metadata / "1.root.json"))
@@ -223,10 +215,9 @@ def test_a_draft_that_puts_another_key_under_the_id_of_a_known_one_shows_it(
 
 
 def test_a_thief_of_the_online_key_cannot_stop_boxes_for_longer_than_the_key_is_valid(
-    publication: Any, box: Any, add_model: AddModel, keys: Keys, utc_now: datetime
+    publication: Any, box: Any, keys: Keys, utc_now: datetime
 ) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     shutil.copytree(publication.site, publication.site.with_name("good"))
     with signed_again(publication.site / "metadata" / "timestamp.json", publication.keys / "online.pem") as timestamp:
         timestamp.version += 1000
@@ -240,11 +231,8 @@ def test_a_thief_of_the_online_key_cannot_stop_boxes_for_longer_than_the_key_is_
     assert box.factor() == 0.5
 
 
-def test_a_list_that_somebody_changed_in_the_repository_is_not_signed_again(
-    publication: Any, add_model: AddModel
-) -> None:
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+def test_a_list_that_somebody_changed_in_the_repository_is_not_signed_again(publication: Any) -> None:
+    publication.release(0.5)
     (path,) = publication.site.glob("metadata/2.targets.json")
     path.write_text(path.read_text().replace("m/1.json", "m/7.json"))
     publication.site.joinpath("metadata", "1.targets.json").unlink()

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.full
 
 def test_a_full_disk_leaves_the_repository_as_it_was(disk: Path, add_model: Callable[..., None]) -> None:
     publication = Publication(disk)
-    add_model(publication.models / "m", 0.5)
-    publication.publish()
+    publication.release(0.5)
     add_model(publication.models / "m", 0.25, filler=40 * PAGE_BYTES)
     before = {path: path.read_bytes() for path in (publication.site / "metadata").iterdir()}
     for pages in (0, 1, 10, 42):

@@ -6,13 +6,13 @@ import base64
 import hashlib
 import json
 import ssl
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.kit.site import Handler, Site
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -84,24 +84,17 @@ class Registry:
 def run_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
     registry = Registry()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_GET(self) -> None:
             registry.requests.append((self.command, self.path, dict(self.headers)))
             path = urlsplit(self.path).path
             if path == "/token":
                 self._send_token()
-                return
-            if registry.challenge and self.headers.get("Authorization") not in registry.tokens:
-                scheme = "https" if tls else "http"
-                self.send_response(401)
-                self.send_header("WWW-Authenticate", registry.challenge.format(url=f"{scheme}://{registry.host}"))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+            elif registry.challenge and self.headers.get("Authorization") not in registry.tokens:
+                url = f"{'https' if tls else 'http'}://{registry.host}"
+                self.answer(status=401, WWW_Authenticate=registry.challenge.format(url=url))
             elif path in registry.redirects:
-                self.send_response(307)
-                self.send_header("Location", registry.redirects[path])
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.answer(status=307, Location=registry.redirects[path])
             elif path in registry.answers:
                 self._send(registry.answers[path], MANIFEST)
             elif "/manifests/" in path and (content := registry.manifests.get(path.rpartition("/")[2])):
@@ -111,7 +104,8 @@ def run_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
             else:
                 self.send_error(404)
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def _send(self, content: bytes, media_type: str) -> None:
             self.send_response(200)
@@ -129,11 +123,10 @@ def run_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             if registry.is_endless:
                 self.end_headers()
-                try:
+                with suppress(OSError):
                     while True:
                         self.wfile.write(content or b"x")
-                except OSError:
-                    return
+                return
             self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
             self.wfile.write(content[start : None if registry.cut_after is None else start + registry.cut_after])
@@ -147,19 +140,9 @@ def run_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
             registry.tokens.add(f"Bearer {token}")
             self._send(json.dumps({"token": token}).encode(), "application/json")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    registry.host = f"127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
+    with Site(Answers, tls) as server:
+        registry.host = f"127.0.0.1:{server.server_port}"
         yield registry
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def basic(user: str, password: str) -> str:

@@ -17,23 +17,18 @@ import ssl
 import subprocess
 import sys
 import tarfile
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from edge_server.plugins.remote.pull.archive import MAX_FILES
+from tests.kit import site as kit_site
+from tests.kit.site import Handler
 
 Edge = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = b"""
@@ -61,18 +56,16 @@ class Site:
         return f"{self.url}/{name}", f"--sha256={hashlib.sha256(content).hexdigest()}"
 
 
-def start_site(tls: ssl.SSLContext | None = None) -> tuple[Site, ThreadingHTTPServer]:
+@contextmanager
+def run_site(tls: ssl.SSLContext | None = None) -> Iterator[Site]:
     site = Site()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_GET(self) -> None:
             asked = self.headers.get("Range")
             site.requests.append((self.path, asked, self.headers.get("Authorization")))
             if self.path in site.redirects:
-                self.send_response(302)
-                self.send_header("Location", site.redirects[self.path])
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.answer(status=302, Location=site.redirects[self.path])
                 return
             if self.path not in site.files:
                 self.send_error(404)
@@ -91,65 +84,21 @@ def start_site(tls: ssl.SSLContext | None = None) -> tuple[Site, ThreadingHTTPSe
             self.end_headers()
             self.wfile.write(content[start : None if site.cut_after is None else start + site.cut_after])
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    site.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    return site, server
+    with kit_site.Site(Answers, tls) as server:
+        site.url = server.url
+        yield site
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    made, server = start_site()
-    yield made
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a key and its self-signed certificate for 127.0.0.1."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now()
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=2))
-        .not_valid_after(now + timedelta(days=2))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path_factory.mktemp("tls") / "cert.pem"
-    pem = serialization.Encoding.PEM
-    path.write_bytes(
-        made.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return path
+    with run_site() as made:
+        yield made
 
 
 @pytest.fixture
-def secure_site(certificate: Path) -> Iterator[Site]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    made, server = start_site(context)
-    yield made
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def models(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
+def secure_site(tls: ssl.SSLContext) -> Iterator[Site]:
+    with run_site(tls) as made:
+        yield made
 
 
 @pytest.fixture
@@ -730,15 +679,11 @@ def test_a_redirect_from_https_to_http_is_refused(
 
 
 def test_headers_are_sent_only_to_the_named_host(site: Site, pull: Edge) -> None:
-    other, server = start_site()
-    try:
+    with run_site() as other:
         target, sha256 = other.add("m.onnx", b"content")
         site.redirects = {"/m.onnx?signature=secret": f"{site.url}/again.onnx", "/again.onnx": target}
         done = pull(f"{site.url}/m.onnx?signature=secret", sha256, "--header=Authorization=Bearer x")
-        assert done.returncode == 0
-    finally:
-        server.shutdown()
-        server.server_close()
+    assert done.returncode == 0
     assert [key for _, _, key in site.requests] == ["Bearer x", "Bearer x"]
     assert [key for _, _, key in other.requests] == [None]
     assert done.stderr.splitlines() == [

@@ -11,16 +11,10 @@ import stat
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from edge_server.repository.disk.free_space import RESERVE_BYTES
 from tests.plugins.remote.pull.registry import INDEX, MANIFEST, TITLE, Registry, basic, digest_of, run_registry
@@ -40,13 +34,6 @@ PACK = "application/vnd.cncf.model"
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> Path:
-    path = tmp_path / "models"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def pull(run_command: Edge, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Edge:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
 
@@ -62,36 +49,10 @@ def registry() -> Iterator[Registry]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a key and its self-signed certificate for 127.0.0.1."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(datetime.now() - timedelta(days=2))
-        .not_valid_after(datetime.now() + timedelta(days=2))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path_factory.mktemp("tls") / "cert.pem"
-    pem = serialization.Encoding.PEM
-    path.write_bytes(
-        made.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return path
-
-
 @pytest.fixture
-def secure_registry(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+def secure_registry(certificate: Path, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    with run_registry(context) as made:
+    with run_registry(tls) as made:
         yield made
 
 

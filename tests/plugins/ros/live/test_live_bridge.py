@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.plugins.ros.marks import LIVE_ROS
 
 COUNT = 10
 OUTPUTS = {
@@ -30,16 +30,7 @@ CONTENTS = {
 }
 """What ScriptedServer answers to every picture, but for the box, whose left edge is the picture's first byte."""
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.soak,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif("EDGE_TEST_RCLPY" not in os.environ, reason="needs rclpy: tests/plugins/ros/fetch_rclpy.sh"),
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
-        reason="needs cyclonedds and rosbags: pip install '.[ros]'",
-    ),
-]
+pytestmark = LIVE_ROS
 
 
 def check_answers(answers: dict[str, list[Any]]) -> None:

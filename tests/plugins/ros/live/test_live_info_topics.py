@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.plugins.ros.marks import LIVE_ROS
 
 FLAGS = (
     "--detections-topic=/found", "--vision-info-topic=/vision_info", "--label-info-topic=/label_info",
     "--diagnostics-topic=/diagnostics", "--node-name=eyes",
 )  # fmt: skip
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.soak,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif("EDGE_TEST_RCLPY" not in os.environ, reason="needs rclpy: tests/plugins/ros/fetch_rclpy.sh"),
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
-        reason="needs cyclonedds and rosbags: pip install '.[ros]'",
-    ),
-]
+pytestmark = LIVE_ROS
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -12,16 +10,10 @@ from typing import Any
 
 import pytest
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.soak,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif("EDGE_TEST_RCLPY" not in os.environ, reason="needs rclpy: tests/plugins/ros/fetch_rclpy.sh"),
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
-        reason="needs cyclonedds and rosbags: pip install '.[ros]'",
-    ),
-]
+from tests.kit.eventually import eventually
+from tests.plugins.ros.marks import LIVE_ROS
+
+pytestmark = LIVE_ROS
 
 LIMIT_S = 60.0
 FOUND = {"answers": {"/found": ["Detection2DArray", "DEFAULT"]}}
@@ -35,10 +27,7 @@ DISTRIBUTIONS = ["jazzy", pytest.param("kilted", marks=pytest.mark.long)]
 
 
 def wait_for_log(log: Path, text: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while text not in log.read_text():
-        assert time.monotonic() < end_s, f"expected '{text}' in the log:\n{log.read_text()}"
-        time.sleep(0.1)
+    assert eventually(lambda: text in log.read_text(), LIMIT_S), f"expected '{text}' in the log:\n{log.read_text()}"
 
 
 def stop(camera: Any) -> None:

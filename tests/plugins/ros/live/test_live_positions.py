@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,21 +13,13 @@ import numpy as np
 import pytest
 
 from edge_server.protocol.frame_messages import Detection, FrameResult
+from tests.plugins.ros.marks import LIVE_ROS
 
 CAMERA = Path(__file__).parent / "rclpy_depth_camera.py"
 COUNT = 8
 LIMIT_S = 90.0
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.soak,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif("EDGE_TEST_RCLPY" not in os.environ, reason="needs rclpy: tests/plugins/ros/fetch_rclpy.sh"),
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("cyclonedds", "rosbags")),
-        reason="needs cyclonedds and rosbags: pip install '.[ros]'",
-    ),
-]
+pytestmark = LIVE_ROS
 
 MATRIX = np.array([[500.0, 0.0, 319.5], [0.0, 500.0, 239.5], [0.0, 0.0, 1.0]])
 DISTORTION = np.array([0.1, -0.05, 0.001, -0.001, 0.0, 0.0, 0.0, 0.0])

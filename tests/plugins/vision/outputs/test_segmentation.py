@@ -96,39 +96,38 @@ def test_classes_chosen_inside_the_network(make_model, make_fit, dims, batch, hi
     assert array(mask).tolist() == by_loops(classes.tolist(), fit)
 
 
-def test_invalid_indices_become_class_0(make_model, make_fit) -> None:
-    spec = make_model({"mask_layout": "index"}, {"out": (16, 24)}, size=SIZE)
-    values = np.full((1, 16, 24), 3.0, np.float32)
-    values[0, 0, :5] = (-1, np.nan, np.inf, 70000, 2.0)
-    mask = (
-        make_perception_decoder(spec)
-        .decode({"out": values}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net")
-        .mask
-    )
-    assert array(mask)[0, :6].tolist() == [0, 0, 0, 0, 2, 3]
+def mask_of(made_model: Any, values: np.ndarray, fit: Any) -> Any:
+    return make_perception_decoder(made_model).decode({"out": values}, 0, fit, WISH, model="net").mask
 
 
-def test_nan_never_wins(make_model, make_fit) -> None:
-    spec = make_model({"mask_output": "out"}, {"out": (3, 16, 24)}, size=SIZE)
-    scores = np.zeros((1, 3, 16, 24), np.float32)
-    scores[0, 0], scores[0, 1, 0, 0], scores[0, 2, 0, 0] = np.nan, 0.5, 1.0
-    mask = (
-        make_perception_decoder(spec)
-        .decode({"out": scores}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net")
-        .mask
-    )
-    assert array(mask)[0, :2].tolist() == [2, 1]
+@pytest.mark.parametrize(
+    ("stated", "dtype", "dims", "first", "expected"),
+    [
+        # An index that is none becomes class 0.
+        ({"mask_layout": "index"}, DType.FP32, (), (-1, np.nan, np.inf, 70000, 2.0), [0, 0, 0, 0, 2, 3]),
+        # The bits of BF16 are numbers.
+        ({"mask_layout": "index"}, DType.BF16, (), (1, 2, 7), [1, 2, 7, 3]),
+        # NaN never wins.
+        ({"mask_output": "out"}, DType.FP32, (3,), ((np.nan, 0.1), (0.5, np.nan), (1.0, 0.2)), [2, 2, 1]),
+    ],
+)
+def test_the_class_of_each_pixel(make_model, make_fit, stated, dtype, dims, first, expected) -> None:
+    values = np.full((1, *dims, 16, 24), 3.0, np.float32)
+    if dims:
+        values[0] = np.array([np.nan, 0.0, 0.0])[:, None, None]
+    values[0, ..., 0, : np.array(first).shape[-1]] = first
+    if dtype is DType.BF16:
+        values = (values.view(np.uint32) >> 16).astype("<u2")
+    spec = make_model(stated, {"out": (*dims, 16, 24)}, size=SIZE, dtypes={"out": dtype})
+    mask = mask_of(spec, values, make_fit("stretch", *SIZE, size=SIZE))
+    assert array(mask)[0, : len(expected)].tolist() == expected
 
 
 def test_more_than_256_classes_need_two_bytes(make_model, make_fit) -> None:
     scores = np.zeros((1, 300, 16, 24), np.float32)
     scores[0, 299] = 1
     spec = make_model({"mask_layout": "planar"}, {"out": (300, -1, -1)}, size=SIZE, labels={"out": ("a", "b")})
-    mask = (
-        make_perception_decoder(spec)
-        .decode({"out": scores}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net")
-        .mask
-    )
+    mask = mask_of(spec, scores, make_fit("stretch", *SIZE, size=SIZE))
     assert (mask.encoding, mask.labels) == ("mono16", ("a", "b"))
     assert set(array(mask).ravel().tolist()) == {299}
     assert mask.data.nbytes == 2 * WIDTH * HEIGHT
@@ -155,16 +154,3 @@ def test_an_output_of_another_shape_is_an_error_that_names_it(make_model, make_f
 def test_ambiguous_dims_are_refused(make_model, dims) -> None:
     with pytest.raises(BadModelConfig, match="mask_layout"):
         make_perception_decoder(make_model({"mask_output": "out"}, {"out": dims}, size=SIZE))
-
-
-def test_indices_in_bf16_are_numbers_and_not_bit_patterns(make_model, make_fit) -> None:
-    spec = make_model({"mask_layout": "index"}, {"out": (16, 24)}, size=SIZE, dtypes={"out": DType.BF16})
-    values = np.zeros((1, 16, 24), np.float32)
-    values[0, 0, :3] = (1, 2, 7)
-    bits = (values.view(np.uint32) >> 16).astype("<u2")
-    mask = (
-        make_perception_decoder(spec)
-        .decode({"out": bits}, 0, make_fit("stretch", *SIZE, size=SIZE), WISH, model="net")
-        .mask
-    )
-    assert array(mask)[0, :4].tolist() == [1, 2, 7, 0]

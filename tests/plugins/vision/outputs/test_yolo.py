@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,110 +55,89 @@ def random_boxes(random: np.random.Generator, count: int) -> np.ndarray:
     )
 
 
-@inputs
-@pytest.mark.parametrize("head", ["yolov5", "yolox_decoded"])
-def test_boxes_with_objectness(plan, make_fit, check_detections, head, seed, mode, picture) -> None:
-    random = np.random.default_rng(seed)
+def with_objectness(random: np.random.Generator) -> tuple[np.ndarray, list[Any]]:
     rows = np.concatenate((random_boxes(random, 30), exact_scores(random, (30, 4))), axis=1)
-    fit = make_fit(mode, *picture)
     finds = []
     for cx, cy, w, h, objectness, *classes in rows.tolist():
-        score = objectness * max(classes)
-        if score >= 0.25:
-            finds.append((centred(cx, cy, w, h), score, classes.index(max(classes)), []))
-    found = plan(head, (30, 8)).decode({"out": rows[None]}, 0, fit, WISH, model="net").detections
-    check_detections(found, finds, fit, iou=IOU)
+        finds.append((centred(cx, cy, w, h), objectness * max(classes), classes.index(max(classes)), []))
+    return rows, finds
 
 
-@inputs
-@pytest.mark.parametrize("head", ["yolov8", "yolo11"])
-def test_columns_without_objectness_as_sizes_of_the_input(
-    plan, make_fit, check_detections, head, seed, mode, picture
-) -> None:
-    random = np.random.default_rng(seed)
-    columns = np.concatenate((random_boxes(random, 30) / SIZE, exact_scores(random, (30, 3))), axis=1).T
-    fit = make_fit(mode, *picture)
+def columns_as_fractions(random: np.random.Generator) -> tuple[np.ndarray, list[Any]]:
+    rows = np.concatenate((random_boxes(random, 30) / SIZE, exact_scores(random, (30, 3))), axis=1)
     finds = []
-    for anchor in range(30):
-        cx, cy, w, h, *classes = columns[:, anchor].tolist()
-        if max(classes) >= 0.5:
-            box = [value * SIZE for value in centred(cx, cy, w, h)]
-            finds.append((box, max(classes), classes.index(max(classes)), []))
-    made = plan(head, (7, 30), score_threshold="0.5", box_unit="normalized", class_agnostic="true")
-    found = made.decode({"out": columns[None]}, 0, fit, WISH, model="net").detections
-    check_detections(found, finds, fit, iou=IOU, is_agnostic=True)
+    for cx, cy, w, h, *classes in rows.tolist():
+        box = [value * SIZE for value in centred(cx, cy, w, h)]
+        finds.append((box, max(classes), classes.index(max(classes)), []))
+    return rows.T, finds
 
 
-@inputs
-def test_keypoints_follow_the_classes(plan, make_fit, check_detections, seed, mode, picture) -> None:
-    random = np.random.default_rng(seed)
+def columns_with_keypoints(random: np.random.Generator) -> tuple[np.ndarray, list[Any]]:
     points = random.uniform(-5, 70, (20, 6)).astype(np.float32)
-    columns = np.concatenate((random_boxes(random, 20), exact_scores(random, (20, 1)), points), axis=1).T
-    fit = make_fit(mode, *picture)
-    finds = []
-    for cx, cy, w, h, score, *rest in columns.T.tolist():
-        if score >= 0.25:
-            finds.append((centred(cx, cy, w, h), score, 0, [tuple(rest[:3]), tuple(rest[3:])]))
-    found = plan("yolov8", (11, 20), keypoints="2").decode({"out": columns[None]}, 0, fit, WISH, model="net").detections
-    check_detections(found, finds, fit, iou=IOU)
+    rows = np.concatenate((random_boxes(random, 20), exact_scores(random, (20, 1)), points), axis=1)
+    finds = [(centred(*row[:4]), row[4], 0, [tuple(row[5:8]), tuple(row[8:])]) for row in rows.tolist()]
+    return rows.T, finds
 
 
-@inputs
-def test_the_raw_grid_of_yolox_is_decoded_cell_by_cell(plan, make_fit, check_detections, seed, mode, picture) -> None:
-    random = np.random.default_rng(seed)
+def raw_grid(random: np.random.Generator) -> tuple[np.ndarray, list[Any]]:
+    """Cell by cell, of YOLOX."""
     offsets = random.normal(0, 1, (len(GRID), 4))
     rows = np.concatenate((offsets, exact_scores(random, (len(GRID), 3))), axis=1).astype(np.float32)
-    fit = make_fit(mode, *picture)
     finds = []
     for (stride, x, y), (dx, dy, w, h, objectness, *classes) in zip(GRID, rows.tolist(), strict=True):
-        score = objectness * max(classes)
-        if score >= 0.25:
-            box = centred((x + dx) * stride, (y + dy) * stride, math.exp(w) * stride, math.exp(h) * stride)
-            finds.append((box, score, classes.index(max(classes)), []))
-    found = plan("yolox", (len(GRID), 7)).decode({"out": rows[None]}, 0, fit, WISH, model="net").detections
-    check_detections(found, finds, fit, iou=IOU)
+        box = centred((x + dx) * stride, (y + dy) * stride, math.exp(w) * stride, math.exp(h) * stride)
+        finds.append((box, objectness * max(classes), classes.index(max(classes)), []))
+    return rows, finds
 
 
-@inputs
-def test_rows_that_were_suppressed_inside_are_only_sorted(
-    plan, make_fit, check_detections, seed, mode, picture
-) -> None:
-    random = np.random.default_rng(seed)
-    boxes = random.uniform(-10, 74, (20, 4)).astype(np.float32)
-    rows = np.concatenate((boxes, exact_scores(random, (20, 1)), random.integers(0, 5, (20, 1))), axis=1)
-    fit = make_fit(mode, *picture)
-    finds = [(row[:4], row[4], int(row[5]), []) for row in rows.tolist() if row[4] >= 0.25]
-    found = plan("yolov10", (20, 6), max="7").decode({"out": rows[None]}, 0, fit, WISH, model="net").detections
-    check_detections(found, finds, fit, iou=None, most=7)
-
-
-@inputs
-def test_rows_with_keypoints_after_nms(plan, make_fit, check_detections, seed, mode, picture) -> None:
-    random = np.random.default_rng(seed)
+def suppressed_inside(random: np.random.Generator, points: int = 0) -> tuple[np.ndarray, list[Any]]:
     boxes = random.uniform(-20, 90, (20, 4)).astype(np.float32)
-    points = random.uniform(-20, 90, (20, 6)).astype(np.float32)
-    rows = np.concatenate((boxes, exact_scores(random, (20, 1)), random.integers(0, 5, (20, 1)), points), axis=1)
-    fit = make_fit(mode, *picture)
-    finds = [(row[:4], row[4], int(row[5]), [row[6:9], row[9:]]) for row in rows.tolist() if row[4] >= 0.25]
-    made = plan("yolov10", (20, 12), keypoints="2", max="7")
-    check_detections(
-        made.decode({"out": rows[None]}, 0, fit, WISH, model="net").detections, finds, fit, iou=None, most=7
-    )
+    keypoints = random.uniform(-20, 90, (20, 3 * points)).astype(np.float32)
+    rows = np.concatenate((boxes, exact_scores(random, (20, 1)), random.integers(0, 5, (20, 1)), keypoints), axis=1)
+    finds = [
+        (row[:4], row[4], int(row[5]), [row[6 + 3 * place : 9 + 3 * place] for place in range(points)])
+        for row in rows.tolist()
+    ]
+    return rows, finds
 
 
-@inputs
-def test_class_scores_of_each_query(plan, make_fit, check_detections, seed, mode, picture) -> None:
-    """RT-DETR: centre and size are fractions of the input, and nothing is suppressed."""
-    random = np.random.default_rng(seed)
+def queries(random: np.random.Generator) -> tuple[np.ndarray, list[Any]]:
+    """Of RT-DETR: centre and size are fractions of the input, and nothing is suppressed."""
     rows = np.concatenate((random_boxes(random, 20) / SIZE, exact_scores(random, (20, 3))), axis=1)
-    fit = make_fit(mode, *picture)
     finds = [
         (centred(*(SIZE * number for number in row[:4])), max(row[4:]), row.index(max(row[4:]), 4) - 4, [])
         for row in rows.tolist()
-        if max(row[4:]) >= 0.25
     ]
-    found = plan("rtdetr", (20, 7), max="7").decode({"out": rows[None]}, 0, fit, WISH, model="net").detections
-    check_detections(found, finds, fit, iou=None, most=7)
+    return rows, finds
+
+
+FRACTIONS = {"score_threshold": "0.5", "box_unit": "normalized", "class_agnostic": "true"}
+
+
+@inputs
+@pytest.mark.parametrize(
+    ("head", "made", "parameters", "rules"),
+    [
+        ("yolov5", with_objectness, {}, {"iou": IOU}),
+        ("yolox_decoded", with_objectness, {}, {"iou": IOU}),
+        ("yolov8", columns_as_fractions, FRACTIONS, {"iou": IOU, "is_agnostic": True}),
+        ("yolo11", columns_as_fractions, FRACTIONS, {"iou": IOU, "is_agnostic": True}),
+        ("yolov8", columns_with_keypoints, {"keypoints": "2"}, {"iou": IOU}),
+        ("yolox", raw_grid, {}, {"iou": IOU}),
+        ("yolov10", suppressed_inside, {"max": "7"}, {"iou": None, "most": 7}),
+        ("yolov10", partial(suppressed_inside, points=2), {"keypoints": "2", "max": "7"}, {"iou": None, "most": 7}),
+        ("rtdetr", queries, {"max": "7"}, {"iou": None, "most": 7}),
+    ],
+)
+def test_boxes_scores_and_keypoints_of_each_head(
+    plan, make_fit, check_detections, head, made, parameters, rules, seed, mode, picture
+) -> None:
+    array, finds = made(np.random.default_rng(seed))
+    fit = make_fit(mode, *picture)
+    least = float(parameters.get("score_threshold", 0.25))
+    decoder = plan(head, array.shape, **parameters)
+    found = decoder.decode({"out": array[None]}, 0, fit, WISH, model="net").detections
+    check_detections(found, [find for find in finds if find[1] >= least], fit, **rules)
 
 
 def logistic(value: float) -> float:
