@@ -221,9 +221,8 @@ def open_llama_cpp(job: OpenJob) -> RequestSession:
     from edge_server.plugins.language.engines.llama_cpp_engine import LlamaCppEngine
 
     set_niceness(job.spec.name, job.spec.parameters, _LLAMA_CPP_NICENESS)
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        # libgomp reads it when the package is imported.
-        os.putenv("GOMP_SPINCOUNT", str(_LLAMA_CPP_SPINS))
+    # libgomp reads it when the package is imported.
+    os.putenv("GOMP_SPINCOUNT", str(_LLAMA_CPP_SPINS))
     size = _read_llama_cpp_size(job.file)
     settings = _place_layers(job, _llama_cpp_settings(job.spec.name, job.spec.parameters, size))
     projector = find_projector(job.file.path)
