@@ -74,7 +74,7 @@ def write_models(repository: Path) -> None:
     for name in _PYTHON:
         _write_python_model(repository, name)
     harness.write_model(repository, "identity", f'backend: "identity"\n{_SMALL}{_ONE}')
-    for name, tensors, model in (("add_sub", _TWO, _add_sub()), ("frame", _FRAME, _first_pixel())):
+    for name, tensors, model in (("add_sub", _TWO, add_sub()), ("frame", _FRAME, _first_pixel())):
         config = f'backend: "onnxruntime"\n{_SMALL}{tensors}'
         config += _parameter("intra_op_thread_count", 1)
         harness.write_model(repository, name, config, {"model.onnx": model})
@@ -89,7 +89,7 @@ def write_for_triton(here: Path, there: Path, models: Iterable[str]) -> None:
     cores = len(os.sched_getaffinity(0))
     made = {
         "identity": (f'backend: "identity"\n{_SMALL}{_ONE}', None),
-        "add_sub": (f'backend: "onnxruntime"\n{_SMALL}{_TWO}{_parameter("intra_op_thread_count", 1)}', _add_sub),
+        "add_sub": (f'backend: "onnxruntime"\n{_SMALL}{_TWO}{_parameter("intra_op_thread_count", 1)}', add_sub),
         "frame": (f'backend: "onnxruntime"\n{_SMALL}{_FRAME}{_parameter("intra_op_thread_count", 1)}', _first_pixel),
     }
     onnxruntime = f'backend: "onnxruntime"\n{_BATCH_OF_ONE}{_NETWORK}{_parameter("intra_op_thread_count", cores)}'
@@ -144,7 +144,7 @@ def _serialised(network: Callable[[], onnx.ModelProto]) -> bytes:
     return network().SerializeToString()
 
 
-def _add_sub() -> bytes:
+def add_sub() -> bytes:
     given = [helper.make_tensor_value_info(f"INPUT{at}", TensorProto.FLOAT, [16]) for at in (0, 1)]
     made = [helper.make_tensor_value_info(f"OUTPUT{at}", TensorProto.FLOAT, [16]) for at in (0, 1)]
     names = ["INPUT0", "INPUT1"]

@@ -152,7 +152,7 @@ def server(
 
 
 @contextlib.contextmanager
-def triton(repository: Path) -> Iterator[Server]:
+def triton(repository: Path, flags: Sequence[str] = ()) -> Iterator[Server]:
     """Start NVIDIA's server out of the folder that EDGE_BENCH_TRITON names, polling its readiness."""
     if not TRITON:
         raise SystemExit("EDGE_BENCH_TRITON names no unpacked nvidia-pytriton wheel")
@@ -179,6 +179,7 @@ def triton(repository: Path) -> Iterator[Server]:
             str(home / "bin/tritonserver"), f"--model-repository={repository}", f"--backend-directory={name}",
             "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1",
             f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", "--allow-gpu-metrics=false",
+            *flags,
         ]  # fmt: skip
         started = time.monotonic()
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

@@ -238,8 +238,10 @@ class ConnectionReader:
                 most = min(account.free_updates, _UPDATES_IN_A_ROW)
                 count = self._writer.raise_windows(buffer, position, end, most)
                 account.free_updates -= count
-                position += count * frames.WINDOW_UPDATE_FRAME.size
+                size = count * frames.WINDOW_UPDATE_FRAME.size
+                position += size
                 if end - position < 9:
+                    self._server.has_lone_updates = size == end
                     break
                 high, low, kind, flags, stream_id = _unpack_from(buffer, position)
             size = high << 8 | low

@@ -99,6 +99,7 @@ class ReadingThread(Protocol):
     is_draining: bool
     now_s: float
     thread_id: int
+    has_lone_updates: bool
     buffer: bytearray
     view: memoryview
     waiting: deque[int]

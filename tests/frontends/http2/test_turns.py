@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import select
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,8 @@ from hyperframe.frame import (
 )
 
 from edge_server.frontends.http2 import limits
+from edge_server.frontends.http2 import server as http2_server
+from edge_server.frontends.http2.stream_interface import NoReceiver
 from edge_server.http2.frames import Http2ErrorCode
 from edge_server.http2.header_blocks import HeaderMemory, HeaderReader, encode_headers
 
@@ -466,3 +469,73 @@ def test_what_a_client_sent_before_it_left_is_still_handled(serve: Serve) -> Non
     client.send(calls(1000))
     client.close()
     assert len(set(open_order(server, 1000))) == 1
+
+
+# -- window updates that come by themselves
+
+
+def test_window_updates_that_come_alone_are_noticed(serve: Serve) -> None:
+    server = serve(tick_s=60)
+    client = server.connect()
+    # The streams pay for the window updates.
+    client.send(*(client.headers(number) for number in range(1, 40, 2)), WindowUpdateFrame(0, 1))
+    echo = server.next_stream()
+    (reader,) = server.http2.readers
+    polls: queue.SimpleQueue[int] = queue.SimpleQueue()
+    usual = reader._poll_after_updates
+
+    def poll(wait_s: float) -> Any:
+        polls.put(len(echo.body))
+        return usual(wait_s)
+
+    reader._poll_after_updates = poll
+    updates = WindowUpdateFrame(1, 1).serialize() + WindowUpdateFrame(0, 1).serialize()
+    client.send(updates, DataFrame(1, b"1"), updates)
+    client.check_alive()
+    client.send(updates)
+    assert polls.get(timeout=server.WAIT_S) == 1
+    client.send(updates, DataFrame(1, b"2"))
+    client.check_alive()
+    client.send(updates)
+    assert polls.get(timeout=server.WAIT_S) == 2
+    assert polls.empty()
+
+
+def test_the_thread_stays_awake_after_window_updates_if_input_followed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    polled_s: list[float] = []
+
+    class Clock:
+        now_s = input_at_s = 0.0
+
+        def monotonic(self) -> float:
+            return self.now_s
+
+        def poll(self, wait_s: float) -> list[tuple[int, int]]:
+            polled_s.append(wait_s)
+            self.now_s += 5e-6
+            if self.now_s < self.input_at_s <= self.now_s + wait_s:
+                self.now_s = self.input_at_s
+            return [(7, select.EPOLLIN)] if self.now_s >= self.input_at_s else []
+
+    def polls(delay_s: float) -> set[float]:
+        clock.input_at_s = clock.now_s + delay_s
+        polled_s.clear()
+        assert reader._poll_after_updates(0.5) == ([(7, select.EPOLLIN)] if delay_s < 0.5 else [])
+        assert not reader.has_lone_updates
+        return set(polled_s)
+
+    clock = Clock()
+    monkeypatch.setattr(http2_server, "time", clock)
+    reader = http2_server.Http2Reader(lambda thread, stream: NoReceiver(), None, None, 1.0)
+    reader._epoll = clock
+    assert polls(20e-6) == {0, 0.5}, "nothing is known yet"
+    assert polls(20e-6) == {0}
+    assert polls(20e-6) == {0}
+    assert polls(0.03) == {0, 0.5}
+    assert len(polled_s) < 12
+    assert polls(0.03) == {0, 0.5}
+    assert len(polled_s) == 2, "the last message came late"
+    assert polls(20e-6) == {0, 0.5}
+    assert polls(20e-6) == {0}
+    assert polls(1.0) == {0, 0.5}
+    assert polls(20e-6) == {0, 0.5}

@@ -101,8 +101,18 @@ def test_on_the_processor_no_layer_is_on_a_gpu_and_its_process_sees_none(
     session.close()
     [parameters] = cuda
     assert (parameters.n_gpu_layers, parameters.speculative.draft.n_gpu_layers) == (0, 0)
-    assert told == {"CUDA_VISIBLE_DEVICES": ""}
+    assert told["CUDA_VISIBLE_DEVICES"] == ""
     assert session.info.device == "CPU"
+
+
+def test_threads_that_wait_for_each_other_sleep_soon(
+    job: Callable[..., OpenJob], cuda: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise they spin while another process has a core of theirs."""
+    told: dict[str, str] = {}
+    monkeypatch.setattr(os, "putenv", told.__setitem__)
+    language.open_llama_cpp(job()).close()
+    assert told["GOMP_SPINCOUNT"] == "1000"
 
 
 def test_a_library_without_cuda_is_refused_and_the_error_says_what_to_install(
