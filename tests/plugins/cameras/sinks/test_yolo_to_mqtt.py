@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.yolo_exports import NAMES, ULTRALYTICS, detect, export
-from tests.kit.server import COMMAND, clean_environment
+from tests.kit.server import COMMAND, clean_environment, serve
 
 PAGE = Path(__file__).parents[4] / "docs" / "yolo-to-mqtt.md"
 
