@@ -69,6 +69,11 @@ class OpenVinoBackend(Backend):
     """By 1 of 300 ONNX files in which a byte was changed, 2 of 300 IR files, and 11 of 603 ONNX files of one node with
     too few inputs (2026.4)."""
     needs_every_input = True
+    no_gpu_reason = (
+        "computes on the device that its parameter TARGET_DEVICE names, and on no NVIDIA GPU; leave instance_group "
+        "out, or let onnxruntime run an ONNX file"
+    )
+    """Triton's backend refuses every kind but KIND_CPU."""
 
     def __init__(self, name: str) -> None:
         self.name = name

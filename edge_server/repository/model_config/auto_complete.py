@@ -23,6 +23,7 @@ from edge_server.repository.choice.first_opening import FirstOpenings
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 from edge_server.repository.disk.safe_paths import check_relative, find_inside
 from edge_server.repository.load_error_explanation import explain_by_content
+from edge_server.repository.model_config.config_defaults import KIND_AUTO, KIND_GPU
 from edge_server.repository.model_config.pbtxt import ConfigMessage
 from edge_server.repository.model_config.validate_batching import (
     batch_input_targets,
@@ -132,6 +133,7 @@ def _inspect_with(
     first_openings: FirstOpenings | None,
 ) -> InspectedFile:
     backend = load_backend(candidate.backend)
+    _check_kind(config, model, backend)
     gpu_file = backend.file_for(dict(config.cc_model_filenames)) if config.cc_model_filenames else ""
     if gpu_file:
         check_relative(gpu_file, f"model '{model}': cc_model_filenames")
@@ -160,6 +162,17 @@ def _inspect_with(
         raise explain_by_content(reason, file) or reason from error
     notes = (*((_memory_note(memory),) if memory else ()), *(signature.notes if signature is not None else ()))
     return InspectedFile(backend, file._replace(memory_bytes=sum(memory.values())), signature, notes)
+
+
+def _check_kind(config: ConfigMessage, model: str, backend: Backend) -> None:
+    """Raise BadModelConfig for an instance group that asks for a GPU on a backend that uses none."""
+    for index, group in enumerate(config.instance_group):
+        asks_gpu = group.kind == KIND_GPU or (group.kind == KIND_AUTO and group.gpus)
+        if backend.no_gpu_reason and asks_gpu:
+            raise BadModelConfig(
+                f"model '{model}': instance_group '{group.name or f'{model}_{index}'}': expected KIND_CPU, given "
+                f"KIND_GPU: backend {backend.name} {backend.no_gpu_reason}"
+            )
 
 
 def _check_usable(config: ConfigMessage, model: str, signature: ModelSignature) -> None:
