@@ -21,6 +21,7 @@ from edge_server.backends import engine_backends, load_backend
 from edge_server.backends.base import Array, OpenJob, ServerCalls, Session, SessionInfo
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.isolation.json_child_side import exit_at_once, start_child, write_message
+from edge_server.backends.isolation.tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
@@ -40,7 +41,6 @@ from edge_server.plugins.trials.sample_inputs import (
     random_samples,
     usual_sizes,
 )
-from edge_server.plugins.trials.tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.plugins.trials.text_trial import generate_texts, peak_bytes
 from edge_server.plugins.vision.recognition import recognise
 from edge_server.repository.disk.scan import Scanner, with_config

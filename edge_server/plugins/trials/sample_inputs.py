@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array
+from edge_server.backends.isolation.tensor_files import Tensors
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tensorrt.engine_order import Profile
-from edge_server.plugins.trials.tensor_files import Tensors
 from edge_server.plugins.vision.image_plan import make_image_plans
 from edge_server.serving.execution.warmup import build
 
