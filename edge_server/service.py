@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -32,7 +33,7 @@ from edge_server.core.trace_settings import parse_trace_change
 from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, VersionState
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
-from edge_server.serving.execution.served_version import ServedVersion
+from edge_server.serving.execution.served_version import CLOSE_TIMEOUT_S, ServedVersion
 from edge_server.serving.lifecycle.model_control import ModelControl, ModelSource
 from edge_server.serving.lifecycle.model_lifecycle import ModelLifecycle
 from edge_server.serving.lifecycle.variants import Variants, with_variant_name
@@ -40,6 +41,8 @@ from edge_server.serving.lifecycle.version_routes import Routes
 from edge_server.telemetry.event_bus import SERVER_READY, SERVER_STOPPING, EventBus
 from edge_server.telemetry.log import LogSettings
 from edge_server.telemetry.tracing import Traces
+
+log = logging.getLogger(__name__)
 
 EXTENSIONS = (
     "classification",
@@ -70,9 +73,6 @@ delays the requests behind it less than passing it to another thread delays them
 
 _ROUTE_ATTEMPTS = 16
 """How often a request retries if its version is just being retired. One retry is normal."""
-
-_GRACE_S = 3.0
-"""How long `close` waits for running batches and closing sessions after the drain time."""
 
 _MAX_MISSPELT_LENGTH = 64
 _MAX_SIMILAR_NAMES = 32
@@ -270,7 +270,7 @@ class InferenceService:
         """Drain the requests for at most `timeout_s`, after `stop_accepting`, and close every model. Return False if
         requests were failed.
 
-        A thread that hangs in a runtime cannot be stopped; it is left behind.
+        A thread that hangs in a runtime cannot be stopped; it is left behind, and a warning names its model.
         """
         deadline = time.monotonic() + timeout_s
         for item in self.table.close():
@@ -278,8 +278,14 @@ class InferenceService:
         self._models.events.publish()
         self.table.wait_finished(deadline - time.monotonic())
         failed_count = sum(version.abandon_waiting() for version in self.table.loaded_versions())
-        self.table.wait_finished(_GRACE_S)
-        failed_count += sum(version.abandon_running() for version in self.table.loaded_versions())
+        self.table.wait_finished(CLOSE_TIMEOUT_S)
+        for version in self.table.loaded_versions():
+            failed_count += version.abandon_running()
+            log.warning(
+                "model '%s' version %d is left behind: a run, or the close of its runtime (finalize), has not ended",
+                version.name,
+                version.version,
+            )
         self._models.loader.pool.close()
         return failed_count == 0
 

@@ -67,6 +67,7 @@ PLUGINS_BELOW = {
     ("trials", "tensorrt"): "a trial builds engines by their settings, measures them and puts the best into the cache",
     ("tuning", "trials"): "optimize and the measurement of an idle server compare runtimes in trials",
     ("trials", "vision"): "a picture's size is that of free dimensions",
+    ("fleet", "trials"): "a release is tried before it is installed",
     ("add", "trials"): "a new model is tried with each runtime before it is written",
     ("add", "vision"): "the command says what a new model sees in a picture",
     ("speech", "language"): "OpenAI's API has one form of errors and of event streams",

@@ -16,6 +16,12 @@ def is_batchable(inputs: Iterable[InputSpec], outputs: Iterable[OutputSpec]) -> 
     return all(shape[:1] == (-1,) for shape in dims)
 
 
+MIXED_ROWS_NOTE = (
+    "requests are not batched, because the file quantizes a whole batch by the largest value in it: max_batch_size in "
+    "config.pbtxt batches them"
+)
+
+
 def bounded_metadata(texts: Mapping[str, str] | Iterable[tuple[str, str]]) -> Mapping[str, str]:
     """Return the texts of a file's metadata without those that are too long."""
     return {key: text for key, text in dict(texts).items() if len(text) <= MAX_METADATA_TEXT}

@@ -7,6 +7,7 @@ follows tags and lengths in a memory map, and skips the bytes of weights. Used b
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
@@ -28,6 +29,8 @@ _QUANTISED_OPERATORS = frozenset(
         b"QuantizeLinear",
     )
 )
+
+_ROW_MIXING_OPERATORS = frozenset((b"DynamicQuantizeLinear", b"DynamicQuantizeMatMul"))
 
 _FLOATS = {1: "f32", 10: "f16", 11: "f64", 16: "bf16"}
 """TensorProto.DataType numbers of the floating types."""
@@ -249,6 +252,14 @@ def has_operator(path: Path, names: frozenset[bytes]) -> bool:
             if number == _MODEL_GRAPH
             for inner, begin, stop in _fields(view, start, end)
         )
+
+
+def mixes_rows(path: Path) -> bool:
+    """Return whether an answer depends on the other rows of its batch, as the graph itself quantizes a whole tensor by
+    the largest value in it. False if the file is not ONNX."""
+    with contextlib.suppress(ValueError):
+        return has_operator(path, _ROW_MIXING_OPERATORS)
+    return False
 
 
 def integer_divisor(path: Path) -> str | None:

@@ -54,6 +54,38 @@ def compare_outputs(
     return OutputDifference(absolute, relative, same / rows if rows else None)
 
 
+def describe_difference(
+    expected: Mapping[str, Array],
+    found: Mapping[str, Array],
+    tolerance: float,
+    other: str,
+    tolerated: float = 0.0,
+) -> str:
+    """Return which output differs too much and by how much, "" if none does. `other` names whose outputs are expected.
+
+    `tolerance` is relative, see ArrayDifference. Texts must be equal. An absolute difference of floats up to
+    `tolerated` is none.
+    """
+    for name, array in expected.items():
+        given = found.get(name)
+        if given is None:
+            return f"it has no output '{name}'"
+        if given.shape != array.shape:
+            return f"output '{name}' has the shape {list(given.shape)}, expected {list(array.shape)}"
+        if given.dtype != array.dtype:
+            return f"output '{name}' has the type {given.dtype}, expected {array.dtype}"
+        difference = compare_arrays(array, given)
+        if difference.relative == float("inf"):
+            return f"output '{name}' is not finite where {other} is, or the reverse"
+        if array.dtype == object and difference.relative > 0:
+            return f"output '{name}' differs from {other}"
+        is_float = array.dtype.kind == "f"
+        if difference.relative > tolerance and not (is_float and difference.absolute <= tolerated):
+            much = f"{difference.relative:.3g} of its largest value, more than {tolerance:g}"
+            return f"output '{name}' differs from {other} by {much}"
+    return ""
+
+
 def compare_arrays(expected: Array, found: Array) -> ArrayDifference:
     """Return the difference of one output."""
     if expected.shape != found.shape or expected.dtype != found.dtype:

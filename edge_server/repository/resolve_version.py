@@ -261,9 +261,8 @@ def _complete_config(
             compares_output_sizes=backend.compares_output_sizes,
         )  # fmt: skip
     lost = frozenset(options.lost_gpus())
-    no_gpu_reason = backend.no_gpu_reason and f"backend {backend.name} {backend.no_gpu_reason}"
     count = backend.default_instance_count
-    normalise(config, model, Devices(options.gpu_count, backend.runs_on_gpu, count, lost, no_gpu_reason))
+    normalise(config, model, Devices(options.gpu_count, backend.runs_on_gpu, count, lost))
     return tuple(notes), has_default_batch_size
 
 

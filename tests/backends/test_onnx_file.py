@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from edge_server.backends import load_backend, onnx_file_info
 from edge_server.backends.base import ModelFile
+from edge_server.backends.model_description import MIXED_ROWS_NOTE
 from edge_server.errors import LoadError
 from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
@@ -226,3 +227,27 @@ def test_what_readers_of_protobuf_see_differently_is_refused(folder: Path) -> No
     path.write_bytes(field(7, field(5 + (1 << 29), hidden)))
     with pytest.raises(ValueError, match="field number"):
         onnx_file_info.external_files(path, "file")
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_requests_are_not_batched_by_a_file_whose_scale_is_that_of_the_whole_batch(
+    backend: str, tmp_path: Path
+) -> None:
+    """With other clients' rows in its batch, a request would be answered otherwise."""
+    given, answered = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
+    for operator, is_batchable in (("DynamicQuantizeLinear", False), ("Relu", True)):
+        nodes = [helper.make_node("Relu", ["x"], ["y"])]
+        if not is_batchable:
+            nodes = [
+                helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+                helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+            ]
+        path = tmp_path / operator / "1" / "model.onnx"
+        path.parent.mkdir(parents=True)
+        graph = helper.make_graph(nodes, "g", [given], [answered])
+        opsets = [helper.make_opsetid("", 17)]
+        path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+        signature = load_backend(backend).inspect(ModelFile(path, path.parents[1], 1), {})
+        assert signature is not None
+        assert signature.is_batchable == is_batchable
+        assert (MIXED_ROWS_NOTE in signature.notes) == (not is_batchable)

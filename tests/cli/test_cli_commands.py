@@ -131,6 +131,23 @@ def test_check_fails_a_python_model_whose_return_value_is_wrong_for_all_inputs(e
     assert "NOTE picky version 1: it loads and is served, but was not tried" in errors
 
 
+def test_check_names_a_python_model_whose_finalize_never_returns_and_ends(edge: Edge, repository: Path) -> None:
+    folder = add(repository, "stays", IDENTITY.replace("identity", "python"))
+    (folder / "1" / "model.py").write_text(
+        "import threading\nimport numpy as np\nimport triton_python_backend_utils as pb\n\n\n"
+        "class TritonPythonModel:\n"
+        "    def execute(self, requests):\n"
+        "        y = np.zeros((1, 1), np.float32)\n"
+        "        return [pb.InferenceResponse([pb.Tensor('OUTPUT0', y)]) for _ in requests]\n\n"
+        "    def finalize(self):\n        threading.Event().wait()\n"
+    )
+    done = edge("check", str(repository))
+    assert done.returncode == 0, done.stderr
+    assert cells(done.stdout.splitlines()[2])[0] == "stays"
+    assert "model 'stays' version 1 is left behind: " in done.stderr
+    assert "(finalize), has not ended" in done.stderr
+
+
 def parameter(key: str, value: str) -> str:
     return f'\nparameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 

@@ -267,7 +267,7 @@ class ScriptedCore:
 def new_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptedCore]]:
     """Build a house with limits of its own, one in each test; it is torn down after the test."""
     # A hung session must not cost each test the whole grace; those that wait for it say so.
-    monkeypatch.setattr("edge_server.service._GRACE_S", 0.2)
+    monkeypatch.setattr("edge_server.service.CLOSE_TIMEOUT_S", 0.2)
     built: list[ScriptedCore] = []
 
     def build(

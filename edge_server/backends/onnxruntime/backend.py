@@ -30,7 +30,7 @@ from typing import Any
 from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.cuda import cuda_driver
-from edge_server.backends.model_description import bounded_metadata, is_batchable
+from edge_server.backends.model_description import MIXED_ROWS_NOTE, bounded_metadata, is_batchable
 from edge_server.backends.onnxruntime import providers
 from edge_server.backends.onnxruntime.options import (
     LOG_FATAL,
@@ -111,7 +111,9 @@ class OnnxRuntimeBackend(Backend):
         unusable = {node.name: _UNUSABLE.format(node.type) for node in session.get_outputs() if node.type not in TYPES}
         # onnxruntime computes the shapes anew and at most warns if the declared ones are wrong.
         outputs = tuple(OutputSpec(*declared_tensor(node), may_differ=True) for node in usable)
+        path = existing_file(file, self.default_filename)
         batchable = is_batchable(inputs, outputs)
+        mixes_rows = batchable and onnx_file_info.mixes_rows(path)
         scalars = [item.name for item in inputs if not item.dims] + [item.name for item in outputs if not item.dims]
         unranked = self._unranked(file, scalars)
         inputs = tuple(item._replace(dims=(-1,)) if item.name in unranked else item for item in inputs)
@@ -122,8 +124,10 @@ class OnnxRuntimeBackend(Backend):
         divisor = None
         if not is_isolated(file.model_dir.name, parameters):
             with contextlib.suppress(ValueError):  # a file in the format of ONNX Runtime
-                divisor = onnx_file_info.integer_divisor(existing_file(file, self.default_filename))
+                divisor = onnx_file_info.integer_divisor(path)
         notes = () if divisor is None else (_DIVISOR_NOTE.format(divisor),)
+        if mixes_rows:
+            notes, batchable = (*notes, MIXED_ROWS_NOTE), False
         return ModelSignature(
             inputs, outputs, batchable, metadata=metadata, notes=notes, unranked=unranked, unusable=unusable
         )

@@ -29,8 +29,9 @@ from collections.abc import Hashable, Mapping
 from functools import partial
 from typing import Any
 
+from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
-from edge_server.backends.model_description import bounded_metadata, is_batchable
+from edge_server.backends.model_description import MIXED_ROWS_NOTE, bounded_metadata, is_batchable
 from edge_server.backends.openvino.devices import queryable_device
 from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.backends.openvino.model_reader import (
@@ -69,6 +70,11 @@ class OpenVinoBackend(Backend):
     """By 1 of 300 ONNX files in which a byte was changed, 2 of 300 IR files, and 11 of 603 ONNX files of one node with
     too few inputs (2026.4)."""
     needs_every_input = True
+    no_gpu_reason = (
+        "computes on the device that its parameter TARGET_DEVICE names, and on no NVIDIA GPU; leave instance_group "
+        "out, or let onnxruntime run an ONNX file"
+    )
+    """Triton's backend refuses every kind but KIND_CPU."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -93,7 +99,11 @@ class OpenVinoBackend(Backend):
                 f"openvino computes in at most 32 bits, so numbers of {', '.join(tensors)} that need more give wrong "
                 "answers; onnxruntime computes an ONNX file in all bits",
             )
-        return ModelSignature(inputs, outputs, is_batchable(inputs, outputs), metadata=metadata, warnings=warnings)
+        batchable = is_batchable(inputs, outputs)
+        notes: tuple[str, ...] = ()
+        if batchable and file.path.suffix == ".onnx" and onnx_file_info.mixes_rows(file_to_read(file)):
+            batchable, notes = False, (MIXED_ROWS_NOTE,)
+        return ModelSignature(inputs, outputs, batchable, metadata=metadata, notes=notes, warnings=warnings)
 
     def open(self, job: OpenJob) -> OpenVinoSession:
         path = file_to_read(job.file)

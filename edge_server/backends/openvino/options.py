@@ -64,7 +64,7 @@ class CompileOptions:
 def compile_options(job: OpenJob, core: Any) -> CompileOptions:
     """Return the options for one instance. `core` is OpenVINO's Core. Raises LoadError for impossible options."""
     spec, merged = job.spec, {**job.settings, **job.spec.parameters}
-    asked = merged.get("TARGET_DEVICE", "CPU" if job.device_id is None else f"GPU.{job.device_id}")
+    asked = merged.get("TARGET_DEVICE", "CPU")
     # The list of devices is slow: it loads every plugin. So it is not read for the CPU.
     device = "CPU" if asked == "CPU" else checked_device(spec.name, asked, core.available_devices)
     precision = _configured_precision(spec.name, merged, device, core)

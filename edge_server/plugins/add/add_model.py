@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from edge_server.backends.isolation.tensor_files import Tensors
 from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
 from edge_server.plugins.add.class_names import find_class_names
@@ -36,7 +37,6 @@ from edge_server.plugins.add.text_models import (
 from edge_server.plugins.add.text_trial import ReadLine, TextTrial, draw_page, drawn_lines, whole_picture
 from edge_server.plugins.add.written_config import unbatched_lines, write_config
 from edge_server.plugins.trials.stored_times import store_times
-from edge_server.plugins.trials.tensor_files import Tensors
 from edge_server.plugins.vision.demo_picture import PICTURE
 from edge_server.plugins.vision.layout_search import joins_rows_of_batch
 from edge_server.plugins.vision.text_reading import is_recogniser

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from edge_server.backends.isolation.tensor_files import Tensors
 from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import EdgeServerError, Unsupported
-from edge_server.plugins.trials.tensor_files import Tensors
 from edge_server.plugins.vision.detector_sample_check import make_noise
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.layout_check import check_layout

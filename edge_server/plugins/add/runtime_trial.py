@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_server.backends import ONNX_ORDER
+from edge_server.backends.isolation.tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.errors import BackendMissing, LoadError, OutOfMemory, Unsupported
 from edge_server.plugins.trials.candidate_process import ChildLimits
 from edge_server.plugins.trials.comparison import CandidateTrial, natural_trials
 from edge_server.plugins.trials.stored_times import find_disagreement
-from edge_server.plugins.trials.tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialRequest, make_plan
 
 RUNS = 30

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from edge_server.backends.isolation.tensor_files import Tensors
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.trials.tensor_files import Tensors
 from edge_server.plugins.vision.decode import decode_image, opencv
 from edge_server.plugins.vision.text_reading import decode_lines, line_batches, make_recogniser
 from edge_server.protocol.frame_messages import Detection, RotatedBox

@@ -34,12 +34,14 @@ class ChildLimits:
 
 
 class CandidateFailed(Exception):
-    """The candidate failed and its process has ended. `kind` is the class name of the error in the process, or ""."""
+    """The candidate failed and its process has ended. `kind` is the class name of the error in the process, or "".
+    `was_killed`: the kernel ended it, as memory ran out."""
 
-    def __init__(self, reason: str, kind: str = "") -> None:
+    def __init__(self, reason: str, kind: str = "", *, was_killed: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.kind = kind
+        self.was_killed = was_killed
 
 
 class CandidateProcess:
@@ -97,8 +99,9 @@ class CandidateProcess:
                 self._enforce_limits(end_s, limit_s)
                 continue
             if reply is None:
-                self.kill()
-                raise CandidateFailed(f"its process {self._process.exit_description()}")
+                self.end()  # it ends by itself, and its code tells how
+                was_killed = self._process.was_killed
+                raise CandidateFailed(f"its process {self._process.exit_description()}", was_killed=was_killed)
             if "progress" in reply:
                 report(str(reply["progress"]), float(reply["percent"]))
                 continue

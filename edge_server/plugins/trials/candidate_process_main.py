@@ -10,10 +10,10 @@ The process also exits at the end of its input and when its parent exits.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +21,7 @@ from edge_server.backends import engine_backends, load_backend
 from edge_server.backends.base import Array, OpenJob, ServerCalls, Session, SessionInfo
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.isolation.json_child_side import exit_at_once, start_child, write_message
+from edge_server.backends.isolation.tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
@@ -40,17 +41,19 @@ from edge_server.plugins.trials.sample_inputs import (
     random_samples,
     usual_sizes,
 )
-from edge_server.plugins.trials.tensor_files import Tensors, load_tensors, save_tensors
+from edge_server.plugins.trials.served_model import ServedModel
 from edge_server.plugins.trials.text_trial import generate_texts, peak_bytes
+from edge_server.plugins.trials.trial_commands import TrialModel, execute_commands
 from edge_server.plugins.vision.recognition import recognise
 from edge_server.repository.disk.scan import Scanner, with_config
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 
 
-class OpenedModel:
-    """One opened model and its sample inputs."""
+class OpenedModel(TrialModel):
+    """One session of a runtime, without a server's queue around it."""
 
     def __init__(self, job: Mapping[str, Any], out: TextIO) -> None:
+        super().__init__()
         self._out = out
         self._profiles: list[str] = job["profiles"]
         began_s = time.perf_counter()
@@ -63,7 +66,6 @@ class OpenedModel:
         self._engines = CandidateEngines(self.spec, self._resolved.file, job, self.progress)
         self._session = self._open(job)
         self.load_s = time.perf_counter() - began_s
-        self._samples: list[Tensors] = []
         self._batches: dict[tuple[int, int], Mapping[str, Array]] = {}
 
     def progress(self, text: str, percent: float) -> None:
@@ -118,17 +120,6 @@ class OpenedModel:
         named = tuple(item for item in self.spec.inputs if item.name in stated)
         return configured_profiles(dataclasses.replace(self.spec, parameters=parameters, inputs=named))[0]
 
-    def load_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
-        """Read the samples from a file."""
-        self._samples = list(load_tensors(Path(command["from"])))
-        return {"count": len(self._samples)}
-
-    def run_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
-        """Run the model on every sample and write the outputs to a file."""
-        results = [self._run(sample) for sample in self._samples]
-        save_tensors(Path(command["to"]), results)
-        return {"count": len(results)}
-
     def run_edge_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
         """Run the model on the samples of a file, which holds those of `edge_samples` if it has to be made, and write
         the outputs to another one.
@@ -142,37 +133,21 @@ class OpenedModel:
         errors: dict[int, str] = {}
         for number, sample in enumerate(load_tensors(path)):
             try:
-                answered[number] = self._run(sample)
+                answered[number] = self.run(sample)
             except EdgeServerError as error:
                 errors[number] = error.message
         save_tensors(Path(command["to"]), list(answered.values()))
         return {"answered": list(answered), "errors": errors}
 
-    def _run(self, sample: Tensors) -> Tensors:
+    def run(self, sample: Tensors) -> Tensors:
         request = as_request(self.spec, sample)
         rows = len(next(iter(sample.values()))) if self.spec.max_batch_size > 0 else 1
         outputs = self._session.run(self._plan.gather([request]), self._plan.output_names([request]))
         (tensors,) = self._plan.scatter(outputs, [request], [rows])
         return {tensor.name: tensor.array for tensor in tensors}
 
-    def measure(self, command: Mapping[str, Any]) -> dict[str, object]:
-        """Run the model `runs` times, or until `seconds` have passed, and return the times.
-
-        One run before these is not counted, because it finds cold caches.
-        """
-        rows, runs, limit_s = int(command["rows"]), int(command["runs"]), float(command["seconds"])
-        times_ms: list[float] = []
-        end_s = time.perf_counter() + limit_s
-        for number in range(-1, runs):
-            inputs, wanted = self._batch(rows, int(command["first"]) + max(number, 0))
-            began_s = time.perf_counter()
-            self._session.run(inputs, wanted)
-            took_s = time.perf_counter() - began_s
-            if number >= 0:
-                times_ms.append(took_s * 1000)
-            if times_ms and time.perf_counter() > end_s:
-                break
-        return {"times_ms": times_ms}
+    def prepare(self, rows: int, first: int) -> Callable[[], object]:
+        return partial(self._session.run, *self._batch(rows, first))
 
     def _batch(self, rows: int, first: int) -> tuple[Mapping[str, Array], tuple[str, ...]]:
         first %= len(self._samples)
@@ -255,33 +230,17 @@ def _require_stateless(spec: ModelSpec) -> None:
 def main() -> int:
     out, job = start_child()
     try:
-        if job["is_opened_only"]:
+        if job.get("is_opened_only"):
             write_message(out, {"done": open_once(job)})
             return exit_at_once()
-        model = OpenedModel(job, out)
+        model = ServedModel(job) if job.get("is_served") else OpenedModel(job, out)
     except BuiltNotRun as error:
         write_message(out, {"failed": str(error), "kind": "BuiltNotRun"})
         return exit_at_once()
     except EdgeServerError as error:
         write_message(out, {"failed": error.message, "kind": type(error).__name__})
         return exit_at_once()
-    commands = {
-        "make_samples": model.make_samples,
-        "load_samples": model.load_samples,
-        "run_samples": model.run_samples,
-        "run_edge_samples": model.run_edge_samples,
-        "measure": model.measure,
-        "keep_engine": model.keep_engine,
-    }
-    write_message(out, {"done": model.facts()})
-    for line in sys.stdin:
-        command = json.loads(line)
-        try:
-            write_message(out, {"done": commands[command["command"]](command)})
-        except EdgeServerError as error:
-            write_message(out, {"failed": error.message, "kind": type(error).__name__})
-            break
-    model.close()
+    execute_commands(model, out)
     return exit_at_once()
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edge_server.backends.isolation.tensor_files import load_tensors
 from edge_server.core.output_difference import OutputDifference, compare_outputs
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
 from edge_server.plugins.trials.candidate import RuntimeCandidate
 from edge_server.plugins.trials.candidate_process import CandidateFailed, CandidateProcess, ChildLimits
 from edge_server.plugins.trials.edge_answers import EdgeAnswers
-from edge_server.plugins.trials.tensor_files import load_tensors
 
 ROUNDS = 10
 """Rounds of measurement per batch size. In each round, all candidates run once."""

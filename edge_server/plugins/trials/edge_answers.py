@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from edge_server.core.output_difference import compare_arrays
-from edge_server.plugins.trials.tensor_files import Tensors
+from edge_server.backends.isolation.tensor_files import Tensors
+from edge_server.core.output_difference import describe_difference
 
 TOLERANCE = 1e-3
 """Of floats: the largest difference relative to the largest value of the output. Rounding in another order stays below
-1e-4 in the networks of the tests. Of integers, booleans and texts: the fraction that differs."""
+1e-4 in the networks of the tests. Of integers and booleans: the fraction that differs."""
 
 TOLERATED = 1e-6
 """Absolute difference of floats that always counts as equal. Sigmoids of the runtimes differ by 1e-7, also where all
@@ -35,12 +35,7 @@ class EdgeAnswers(NamedTuple):
         for number, expected in reference.outputs.items():
             if number not in self.outputs:
                 return f"it fails with values that the other runtime takes: {self.errors[number]}"
-            for name, array in expected.items():
-                found = self.outputs[number].get(name)
-                if found is None:
-                    return f"it has no output '{name}'"
-                difference = compare_arrays(array, found)
-                is_float = array.dtype.kind == "f"
-                if difference.relative > TOLERANCE and not (is_float and difference.absolute <= TOLERATED):
-                    return f"output '{name}' differs by {difference.relative:.3g} of its largest value"
+            found = self.outputs[number]
+            if reason := describe_difference(expected, found, TOLERANCE, "those of the other runtime", TOLERATED):
+                return reason
         return ""

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array
+from edge_server.backends.isolation.tensor_files import Tensors
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tensorrt.engine_order import Profile
-from edge_server.plugins.trials.tensor_files import Tensors
 from edge_server.plugins.vision.image_plan import make_image_plans
 from edge_server.serving.execution.warmup import build
 
@@ -157,7 +157,7 @@ def from_file(spec: ModelSpec, path: Path) -> list[Tensors]:
     An array has the shape of one request, or an additional leading dimension of samples. Raises InvalidRequest with the
     input, the expected and the given shape or type.
     """
-    given = _read_arrays(path)
+    given = read_arrays(path)
     known = {item.name: item for item in spec.inputs}
     stray = next((name for name in given if name not in known), None)
     if stray is not None:
@@ -181,7 +181,8 @@ def from_file(spec: ModelSpec, path: Path) -> list[Tensors]:
     ]
 
 
-def _read_arrays(path: Path) -> Mapping[str, Array]:
+def read_arrays(path: Path) -> Mapping[str, Array]:
+    """Return the arrays of an .npz file by name. Raises InvalidRequest for a file that is damaged or another."""
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):

@@ -58,10 +58,12 @@ class Decode(enum.Enum):
 
 
 class CropOffset(enum.Enum):
-    """Rounding of half a pixel where the centre is cut out."""
+    """Rounding of half a pixel where the centre is cut out of the resized picture; BEFORE: it is cut out of the picture
+    itself, and then resized."""
 
     EVEN = "even"
     DOWN = "down"
+    BEFORE = "before"
 
 
 class DepthUnit(enum.Enum):
@@ -147,7 +149,8 @@ class Declaration:
         "with crop: length of the shorter side before the cut")  # fmt: skip
     crop_offset: CropOffset = setting(
         CropOffset.EVEN, "image_crop_offset", choice(CropOffset),
-        "with crop: how half a pixel is rounded, even as in torchvision, down as in transformers")  # fmt: skip
+        "with crop: how half a pixel is rounded, even as in torchvision, down as in transformers; before: the cut is "
+        "made before the picture is resized, as in OpenVINO's Model API")  # fmt: skip
     pad_value: tuple[float, ...] = setting(
         (0.0,), "image_pad_value",
         _per_channel("0 to 255, one or one per channel", "whole numbers from 0 to 255", range(256).__contains__),

@@ -444,8 +444,11 @@ class _Planner:
         if color is Color.DEPTH and interpolation is Interpolation.AUTO:
             # The mean of a near and a far surface is the depth of neither.
             interpolation = Interpolation.NEAREST
-        cuts_down = self.declaration.crop_offset is CropOffset.DOWN
-        return FitRule(self.declaration.mode, width, height, resize, interpolation, cuts_down)
+        offset = self.declaration.crop_offset
+        cuts_down, cuts_first = offset is CropOffset.DOWN, offset is CropOffset.BEFORE
+        if cuts_first and resize is not None:
+            self._refuse("no image_resize together with image_crop_offset before", resize)
+        return FitRule(self.declaration.mode, width, height, resize, interpolation, cuts_down, cuts_first)
 
     def _per_channel(self, key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
         if len(values) == 1:

@@ -392,6 +392,8 @@ class _Model:
         if "image_scale" in exported:
             # The exporter says the whole of it: without a mean there is none.
             image = {key: value for key, value in image.items() if key not in _SCALE_KEYS}
+        if exported.get("image_fit", "letterbox") != "letterbox":
+            image.pop("image_pad_value", None)
         image |= exported
         if any(key in stated for key in _FIT_KEYS):
             image = {key: value for key, value in image.items() if key not in (*_FIT_KEYS, "image_pad_value")}

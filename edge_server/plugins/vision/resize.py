@@ -100,7 +100,8 @@ class FitRule:
 
     `resize`, for CROP only, is the length of the shorter side before the centre is cut out, at least `width` and
     `height`. None: just large enough to cover the input. Half a pixel of the cut is rounded down if `cuts_down`, as in
-    transformers' center_crop, else to even, as in torchvision's CenterCrop.
+    transformers' center_crop, else to even, as in torchvision's CenterCrop. If it `cuts_first`, the centre is cut out
+    of the picture, and then resized.
     """
 
     mode: FitMode
@@ -109,16 +110,21 @@ class FitRule:
     resize: int | None = None
     interpolation: Interpolation = Interpolation.AUTO
     cuts_down: bool = False
+    cuts_first: bool = False
 
 
 @record(frozen=True, slots=True)
 class ResizedPicture:
-    """Size of a resized picture, and the position (`left`, `top`) of its upper left corner in the network's input."""
+    """Size of a resized picture, and the position (`left`, `top`) of its upper left corner in the network's input.
+
+    `part` is the part of the picture that is resized, as left, top, width and height; None: all of it.
+    """
 
     width: int
     height: int
     left: int
     top: int
+    part: tuple[int, int, int, int] | None = None
 
 
 def place(rule: FitRule, width: int, height: int) -> ResizedPicture:
@@ -135,6 +141,11 @@ def place(rule: FitRule, width: int, height: int) -> ResizedPicture:
         resized_height = min(rule.height, max(1, round(height * scale)))
         left, top = (rule.width - resized_width) // 2, (rule.height - resized_height) // 2
         return ResizedPicture(resized_width, resized_height, left, top)
+    if rule.cuts_first:
+        part_width = min(width, max(1, height * rule.width // rule.height))
+        part_height = min(height, max(1, width * rule.height // rule.width))
+        part = ((width - part_width) // 2, (height - part_height) // 2, part_width, part_height)
+        return ResizedPicture(rule.width, rule.height, 0, 0, part)
     if rule.resize is not None:
         shorter = min(width, height)
         resized_width, resized_height = width * rule.resize // shorter, height * rule.resize // shorter
@@ -151,8 +162,10 @@ def place(rule: FitRule, width: int, height: int) -> ResizedPicture:
 
 def make_fitted_picture(placement: ResizedPicture, width: int, height: int) -> FittedPicture:
     """Return the coordinate mapping for a picture of that size."""
+    left, top, part_width, part_height = placement.part or (0, 0, width, height)
+    scale_x, scale_y = placement.width / part_width, placement.height / part_height
     return FittedPicture(
-        width, height, placement.width / width, placement.height / height, float(placement.left), float(placement.top)
+        width, height, scale_x, scale_y, placement.left - left * scale_x, placement.top - top * scale_y
     )
 
 
@@ -162,6 +175,9 @@ def resized(image: Pixels, placement: ResizedPicture, rule: FitRule, error_prefi
     `image` is `(height, width)` or `(height, width, 3)`, of 8 or 16 bits or floating point. Raises InvalidRequest if
     the aspect ratio is so extreme that the resized picture would have more than MAX_RESIZED_PIXELS.
     """
+    if placement.part is not None:
+        left, top, width, height = placement.part
+        image = image[top : top + height, left : left + width]
     height, width = image.shape[:2]
     if placement.width * placement.height > max(MAX_RESIZED_PIXELS, rule.width * rule.height):
         raise InvalidRequest(

@@ -23,6 +23,7 @@ from edge_server.repository.choice.first_opening import FirstOpenings
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 from edge_server.repository.disk.safe_paths import check_relative, find_inside
 from edge_server.repository.load_error_explanation import explain_by_content
+from edge_server.repository.model_config.config_defaults import KIND_AUTO, KIND_GPU
 from edge_server.repository.model_config.pbtxt import ConfigMessage
 from edge_server.repository.model_config.validate_sequences_and_ragged_batches import (
     batch_input_targets,
@@ -150,6 +151,7 @@ def _inspect_with(
     first_openings: FirstOpenings | None,
 ) -> InspectedFile:
     backend = load_backend(candidate.backend)
+    _check_kind(config, model, backend)
     gpu_file = backend.file_for(dict(config.cc_model_filenames)) if config.cc_model_filenames else ""
     if gpu_file:
         check_relative(gpu_file, f"model '{model}': cc_model_filenames")
@@ -182,6 +184,17 @@ def _inspect_with(
         each = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in memory.items())
         notes = (f"needs about {memory_bytes / 2**20:.0f} MiB of memory: {each}", *notes)
     return InspectedFile(backend, file._replace(memory_bytes=memory_bytes), signature, notes)
+
+
+def _check_kind(config: ConfigMessage, model: str, backend: Backend) -> None:
+    """Raise BadModelConfig for an instance group that asks for a GPU on a backend that uses none."""
+    for index, group in enumerate(config.instance_group):
+        asks_gpu = group.kind == KIND_GPU or (group.kind == KIND_AUTO and group.gpus)
+        if backend.no_gpu_reason and asks_gpu:
+            raise BadModelConfig(
+                f"model '{model}': instance_group '{group.name or f'{model}_{index}'}': expected KIND_CPU, given "
+                f"KIND_GPU: backend {backend.name} {backend.no_gpu_reason}"
+            )
 
 
 def _check_usable(config: ConfigMessage, model: str, signature: ModelSignature) -> None:

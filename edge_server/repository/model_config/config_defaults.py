@@ -21,7 +21,7 @@ class Devices(NamedTuple):
     """Devices of the machine and the backend, for instance groups.
 
     `gpu_count`: GPUs of the machine. `runs_on_gpu`: whether this backend uses them for KIND_AUTO. `cpu_instances`:
-    instances of a CPU group without a count. `no_gpu_reason`: see Backend.
+    instances of a CPU group without a count.
     """
 
     gpu_count: int = 0
@@ -29,7 +29,6 @@ class Devices(NamedTuple):
     cpu_instances: int = 1
     lost_gpus: frozenset[int] = frozenset()
     """GPUs that this process can no longer use. Groups without stated GPUs avoid them."""
-    no_gpu_reason: str = ""
 
     @property
     def healthy_gpus(self) -> list[int]:
@@ -90,8 +89,6 @@ def _fill_gpus(group: ConfigMessage, model: str, devices: Devices) -> None:
             kind = "KIND_CPU" if group.kind == KIND_CPU else "KIND_MODEL"
             raise BadModelConfig(f"{prefix} has kind {kind}: expected no gpus, given {list(group.gpus)}")
         return
-    if devices.no_gpu_reason:
-        raise BadModelConfig(f"{prefix}: expected KIND_CPU, given KIND_GPU: {devices.no_gpu_reason}")
     if gpu_count == 0:
         raise BadModelConfig(
             f"{prefix} has kind KIND_GPU but no GPU is available; use KIND_CPU, or KIND_AUTO to take what there is"

@@ -118,15 +118,16 @@ class Instance:
         else:
             self._pool.post(job)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Close the session after the posted work, and wait for it. May be called again.
 
-        If the session is not bound to a thread, nothing may be posted or running any more.
+        A session that is bound to a thread is left behind after `timeout_s`, None: never. If it is not bound, nothing
+        may be posted or running any more.
         """
         if self._is_bound:
             self._jobs.put(None)
             if self._thread.ident is not None:
-                self._thread.join()
+                self._thread.join(timeout_s)
         elif self.session is not None:
             self._close()
             # Python without an interpreter lock leaves the release of an object to the thread that made it, here one

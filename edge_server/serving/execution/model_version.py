@@ -44,7 +44,7 @@ from edge_server.serving.execution.inline_execution import InlineRule
 from edge_server.serving.execution.instance import Instance
 from edge_server.serving.execution.latencies import NO_LATENCIES, LatencyOptions, make_latencies
 from edge_server.serving.execution.rate_limiter import RateLimiter, needs_of
-from edge_server.serving.execution.served_version import ServedVersion
+from edge_server.serving.execution.served_version import CLOSE_TIMEOUT_S, ServedVersion
 from edge_server.serving.execution.thread_pool import RunPool
 from edge_server.serving.execution.ticket import Ticket
 from edge_server.serving.execution.warmup import check_opened, probe, sample_run, warm
@@ -291,7 +291,7 @@ class ModelVersion(ServedVersion):
 
     def probe(self, examine: Callable[[SampleRun | None], None]) -> float:
         """Run one inference past the queue on an instance of its own, and return the seconds it took. `examine` is
-        called before, and gets what runs more of them there."""
+        called before, and gets what runs more of them there. An instance that hangs in its close is left behind."""
         device_id = self._instance_names()[0][1]
         seconds = 0.0
 
@@ -307,7 +307,7 @@ class ModelVersion(ServedVersion):
             instance.open()
             instance.warm()
         finally:
-            instance.close()
+            instance.close(CLOSE_TIMEOUT_S)
         return seconds
 
     @property

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from edge_server.serving.execution.counters import VersionCounters
     from edge_server.serving.execution.requests_in_flight import RequestsInFlight
 
+CLOSE_TIMEOUT_S = 3.0
+"""How long a stopping server, and `check`, wait for running batches and for sessions that close."""
+
 
 class ServedVersion(ABC):
     """Owned by the model table, which alone takes it out of service. Any thread may call `submit` while it is READY."""

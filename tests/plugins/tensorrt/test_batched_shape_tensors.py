@@ -21,8 +21,8 @@ from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError
 from edge_server.plugins.tensorrt.builds.build_engine import BuildEnvironment, build_engine
-from edge_server.plugins.tensorrt.builds.builder import make_requests, make_samples
-from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, verify_engine
+from edge_server.plugins.tensorrt.builds.builder import make_requests, run_requests, runtime_inputs
+from edge_server.plugins.tensorrt.builds.verify_engine import verify_engine
 from edge_server.plugins.tensorrt.engine_options import engine_order
 from edge_server.plugins.tensorrt.engine_order import Range
 from edge_server.plugins.tensorrt.library_adapter import load_library
@@ -277,9 +277,9 @@ def test_an_engine_is_verified_with_its_optimal_shape_values(gpu: Any, resizing:
         made = dict(zip(("Y", "N"), runtime.run(["Y", "N"], batches.gather_one(asked)), strict=True))
         take(Response("made", 1, "", batches.scatter_one(made, asked, rows)))
 
-    samples: list[VerificationSample] = make_samples(
-        make_requests(found.spec, order, resizing.model_dir), found.spec, submit
-    )
-    assert samples[-1].inputs["S"].tolist() == [8, 8, 8]
-    assert samples[-1].outputs["N"].tolist() == [8, 8, 8]
-    assert verify_engine(order, plan.path, samples, library, has_rows=True) <= order.tolerance
+    requests = make_requests(found.spec, order, resizing.model_dir)
+    samples = [runtime_inputs(found.spec, asked) for asked in requests]
+    expected = run_requests(requests, found.spec, submit)
+    assert samples[-1]["S"].tolist() == [8, 8, 8]
+    assert expected[-1]["N"].tolist() == [8, 8, 8]
+    assert verify_engine(order, plan.path, samples, expected, library, has_rows=True) <= order.tolerance

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGrou
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, LoadError
 from edge_server.plugins.tensorrt.builds.build_engine import BuildProgress, lacks_memory
-from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, load_samples, save_samples
 from edge_server.plugins.tensorrt.cuda_graphs import padded_size
 from edge_server.plugins.tensorrt.engine_options import engine_order, order_from_json, order_to_json
 from edge_server.plugins.tensorrt.engine_order import Range
@@ -172,17 +170,6 @@ def test_an_engine_is_built_for_the_dla_core_that_a_parameter_or_an_instance_gro
     spec = replace(FIXED, parameters={"precision": "fp16", **parameters}, config_json=config)
     options = engine_order(spec, ModelFile(tmp_path / "model.onnx", tmp_path, 1), 0, "tensorrt", "10", {}).options
     assert options == ({} if core is None else {"trt_dla_enable": "1", "trt_dla_core": core})
-
-
-def test_saved_samples_are_read_back_unchanged(tmp_path: Path) -> None:
-    samples = [
-        VerificationSample({"a/b": np.ones(2)}, {"out": np.arange(3)}),
-        VerificationSample({"a/b": np.zeros(2)}, {}),
-    ]
-    save_samples(tmp_path / "samples.npz", samples)
-    found = load_samples(tmp_path / "samples.npz")
-    assert [list(sample.outputs) for sample in found] == [["out"], []]
-    np.testing.assert_array_equal(found[0].inputs["a/b"], np.ones(2))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_server.backends.isolation.tensor_files import load_tensors, save_tensors
 from edge_server.cli.console import Progress, format_remaining
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.output_difference import OutputDifference
@@ -25,7 +26,6 @@ from edge_server.plugins.trials.candidate_list import candidates_for
 from edge_server.plugins.trials.candidate_process import CandidateFailed
 from edge_server.plugins.trials.comparison import CandidateTrial, ComparisonResult
 from edge_server.plugins.trials.sample_inputs import batch_of, from_file, random_samples, usual_sizes
-from edge_server.plugins.trials.tensor_files import load_tensors, save_tensors
 from edge_server.plugins.tuning import optimize_report as report
 from edge_server.plugins.tuning import result_files
 from edge_server.repository.model_config.pbtxt import parse_text, read_file

@@ -13,7 +13,8 @@ dest=$(cd "$1" && pwd)
 
 if [ ! -e "$dest/complete" ]; then
     python3 -m venv "$dest/env" >&2
-    "$dest/env/bin/pip" install -q --no-compile ultralytics transformers torchvision >&2
+    "$dest/env/bin/pip" install -q --no-compile \
+        ultralytics transformers torchvision rfdetr paddleocr openvino-model-api >&2
     touch "$dest/complete"
 fi
 printf "export EDGE_TEST_EXPORTERS='%s'\n" "$dest/env/bin/python"

@@ -167,6 +167,12 @@ RECOGNISED: dict[str, tuple[ModelSpec, dict[str, str], dict[str, str], tuple[str
         {"detection_head": "yolov8", "image_color": "rgb", "image_stddev": "255.0", "image_fit": "letterbox",
          "image_pad_value": "114"}, ("person", "traffic_light"),
     ),
+    "OpenVINO with another resize": (
+        network({"out": (6, 4200)}),
+        MODEL_INFO | {"model_info/resize_type": "crop", "model_info/interpolation_mode": "CUBIC"},
+        {"image_fit": "crop", "image_crop_offset": "before", "image_interpolation": "cubic"},
+        ("person", "traffic_light"),
+    ),
     "OpenVINO boxes": (
         network({"boxes": (100, 5), "labels": (100,)}), MODEL_INFO | {"model_info/model_type": "ssd"},
         {"detection_head": "nms_inside", "detection_outputs": "boxes,labels"}, ("person", "traffic_light"),
@@ -353,6 +359,9 @@ UNFIT: dict[str, tuple[dict[str, str], str]] = {
     "no label list": ({"infer_cfg.yml": "arch: YOLO"}, "expected label_list"),
     "OpenVINO's other type": (MODEL_INFO | {"model_info/model_type": "MaskRCNN"}, "expected model_type out of"),
     "OpenVINO's labels": (MODEL_INFO | {"model_info/labels": ""}, "expected names"),
+    "OpenVINO's nearest pixels": (
+        MODEL_INFO | {"model_info/interpolation_mode": "NEAREST"}, "expected interpolation_mode out of LINEAR, CUBIC"
+    ),
     "labels of TFLite Support": (of_tflite({}, {"axis_labels": "a.txt"}), "expected labels in the packed file 'a.txt'"),
     "other tensors of TFLite Support": ({"tflite_metadata": '{"inputs": [1]}'}, "expected a list of inputs"),
     "gray of TFLite Support": (of_tflite({"color": "gray"}), "expected an input of RGB"),

@@ -44,8 +44,27 @@ def test_known_images_are_placed_at_known_positions() -> None:
         (FitRule(FitMode.CROP, 224, 224), (640, 480), ResizedPicture(299, 224, -38, 0)),
         (FitRule(FitMode.CROP, 200, 100), (100, 200), ResizedPicture(200, 400, 0, -150)),
         (FitRule(FitMode.CROP, 224, 224, 224), (224, 224), ResizedPicture(224, 224, 0, 0)),
+        (
+            FitRule(FitMode.CROP, 224, 224, cuts_first=True),
+            (451, 300),
+            ResizedPicture(224, 224, 0, 0, (75, 0, 300, 300)),
+        ),
+        (FitRule(FitMode.CROP, 200, 100, cuts_first=True), (99, 200), ResizedPicture(200, 100, 0, 0, (0, 75, 99, 49))),
+        (FitRule(FitMode.CROP, 10, 10, cuts_first=True), (4000, 1), ResizedPicture(10, 10, 0, 0, (1999, 0, 1, 1))),
     ]
     assert [(rule, size, place(rule, *size)) for rule, size, _ in table] == table
+
+
+def test_a_picture_that_is_cut_before_it_is_resized_keeps_its_coordinates() -> None:
+    rule = FitRule(FitMode.CROP, 50, 50, interpolation=Interpolation.LINEAR, cuts_first=True)
+    image = np.tile(np.arange(240, dtype=np.uint8), (100, 1))
+    placement = place(rule, 240, 100)
+    visible = resized(image, placement, rule, "model 'm'")
+    np.testing.assert_allclose(visible[0].astype(int), np.arange(50) * 2 + 70.5, atol=0.5)
+    fit = make_fitted_picture(placement, 240, 100)
+    assert fit.to_original(0, 0) == (70, 0)
+    assert fit.to_original(50, 50) == (170, 100)
+    assert fit.to_input(120, 50) == (25, 25)
 
 
 @given(sides, sides, st.integers(1, 700), st.integers(0, 100))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edge_server.core.model_spec import ModelFile
+from edge_server.errors import BadModelConfig
 from edge_server.repository.choice import runtime_times
 from edge_server.repository.choice.runtime_times import FILE_NAME, RuntimeTimes
 from edge_server.repository.disk.scan import Scanner
@@ -59,6 +60,28 @@ def test_a_stated_runtime_wins_over_a_measurement(times: RuntimeTimes, file: Mod
     assert spec.backend in stated
     assert not any("order" in note or "fast" in note for note in (*spec.notes, *spec.unlogged_notes))
     assert not times.has_unmeasured
+
+
+def test_a_gpu_that_the_configuration_asks_for_wins_over_a_measurement_on_the_cpu(
+    times: RuntimeTimes, file: ModelFile
+) -> None:
+    times.put(file.path, {"onnxruntime": 19.6, "openvino": 4.9})
+    config = file.model_dir / "config.pbtxt"
+    asks_gpu = "instance_group { kind: KIND_GPU }"
+    config.write_text(asks_gpu)
+    model = Scanner([file.model_dir.parent]).find("m")
+    assert model is not None
+    spec = resolve(model, 1, ResolveOptions(runtime_times=times, gpu_count=1)).spec
+    assert (spec.backend, spec.instance_groups[0].kind.name) == ("onnxruntime", "GPU")
+    assert any("backend 'openvino' was skipped for 'onnxruntime'" in note for note in spec.notes)
+    for device in ("", 'parameters { key: "TARGET_DEVICE" value { string_value: "CPU" } }'):
+        config.write_text(f'backend: "openvino" {asks_gpu} {device}')
+        model = Scanner([file.model_dir.parent]).find("m")
+        assert model is not None
+        with pytest.raises(
+            BadModelConfig, match="given KIND_GPU: backend openvino computes on the device that its para"
+        ):
+            resolve(model, 1, ResolveOptions(gpu_count=1))
 
 
 @pytest.mark.parametrize(

@@ -410,7 +410,7 @@ def test_what_finishes_loading_after_close_is_closed_again(core: Any) -> None:
 
 
 def test_a_batch_that_ends_within_the_grace_is_answered_for_real(core: Any, blocker: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("edge_server.service._GRACE_S", 20.0)
+    monkeypatch.setattr("edge_server.service.CLOSE_TIMEOUT_S", 20.0)
     core.load(core.spec())
     _, mailbox = core.submit(1)
     blocker.wait_blocked()

@@ -167,13 +167,18 @@ def build_job(order: EngineOrder, folder: Path, timing_cache: Path, device: Cuda
     }
 
 
-def verify_job(order: EngineOrder, folder: Path, samples: Path) -> dict[str, object]:
-    """Return the job of comparing the outputs of the engine in a folder with those in a file."""
+SAMPLES, EXPECTED = "samples.npz", "expected.npz"
+"""Files in the folder of a build: the samples for the check of its engine, and the outputs for them."""
+
+
+def verify_job(order: EngineOrder, folder: Path) -> dict[str, object]:
+    """Return the job of comparing the outputs of the engine in a folder with those in its file EXPECTED."""
     return {
         "task": "verify",
         "order": order_to_json(order),
         "plan": str(folder / PLAN),
-        "samples": str(samples),
+        "samples": str(folder / SAMPLES),
+        "expected": str(folder / EXPECTED),
         "has_rows": order.spec is not None and order.spec.max_batch_size > 0,
     }
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from edge_server.backends.cuda.cuda_driver import CudaFault
+from edge_server.backends.isolation.tensor_files import load_tensors
 from edge_server.backends.runtime_errors import message_line
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.tensorrt.builds.build_engine import (
@@ -29,7 +30,7 @@ from edge_server.plugins.tensorrt.builds.build_engine import (
     build_engine,
     lacks_memory,
 )
-from edge_server.plugins.tensorrt.builds.verify_engine import Mismatch, load_samples, verify_engine
+from edge_server.plugins.tensorrt.builds.verify_engine import Mismatch, verify_engine
 from edge_server.plugins.tensorrt.engine_options import order_from_json
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, StartFault, load_library
@@ -66,9 +67,9 @@ def main() -> int:
         if job["task"] == "build":
             end = _build(order, job, lines, cancelled)
         else:
-            samples = load_samples(Path(job["samples"]))
+            samples, expected = (load_tensors(Path(job[key])) for key in ("samples", "expected"))
             library = load_library(order.library)
-            worst = verify_engine(order, Path(job["plan"]), samples, library, has_rows=job["has_rows"])
+            worst = verify_engine(order, Path(job["plan"]), samples, expected, library, has_rows=job["has_rows"])
             end = {"end": "verified", "difference": worst}
     except BuildCancelled:
         end = {"end": "cancelled"}

@@ -13,12 +13,15 @@ import numpy as np
 
 from edge_server.backends.base import Array
 from edge_server.backends.cuda import cuda_driver
+from edge_server.backends.isolation.tensor_files import Tensors, save_tensors
 from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.request_response import Request, Response, ResponseSink
 from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, prepend_batch_size
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import EdgeServerError, ServingFault
 from edge_server.plugins.tensorrt.builds.build_process import (
+    EXPECTED,
+    SAMPLES,
     Bounds,
     BuildControl,
     BuildOutcome,
@@ -29,7 +32,6 @@ from edge_server.plugins.tensorrt.builds.build_process import (
 )
 from edge_server.plugins.tensorrt.builds.build_registry import Build, BuildRegistry
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache
-from edge_server.plugins.tensorrt.builds.verify_engine import VerificationSample, save_samples
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
 from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.execution.warmup import build
@@ -37,8 +39,6 @@ from edge_server.telemetry.event_bus import PublishEvent
 
 _PROGRESS_STEP_PERCENT = 5.0
 """Smallest progress of a build between two events, unless the phase changed."""
-
-_SAMPLES = "samples.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class EngineBuilder:
         served = self._server.serving(*build.name)
         self._registry.note_started(build)
         folder = self._cache.work_folder(build.key)
-        self._write_samples(build, served, folder / _SAMPLES)
+        self._write_samples(build, served, folder)
         facts = self._cache.built(build.key)
         if facts is None:
             device = cuda_driver.devices()[build.order.device_id]
@@ -105,7 +105,7 @@ class EngineBuilder:
             facts = facts_of(build.order, outcome.facts)
             self._cache.note_built(build.key, facts)
         self._registry.note_built(build, float(str(facts["took_s"])))
-        outcome = self._run(build, served is not None, verify_job(build.order, folder, folder / _SAMPLES))
+        outcome = self._run(build, served is not None, verify_job(build.order, folder))
         if outcome.end != "verified":
             # It may have crashed for lack of memory: the plan is kept, and tried again.
             if outcome.is_final:
@@ -118,13 +118,15 @@ class EngineBuilder:
         self._registry.note_ready(build, entry.facts, compared)
         self._server.renew(*build.name, build.key.digest)
 
-    def _write_samples(self, build: Build, served: ServedVersion | None, path: Path) -> None:
-        """Get the correct outputs from the serving runtime. Raises EdgeServerError, OSError."""
+    def _write_samples(self, build: Build, served: ServedVersion | None, folder: Path) -> None:
+        """Write the samples of the check, and the outputs of the serving runtime, none if no version can compute them.
+        Raises EdgeServerError, OSError."""
         spec = served.spec if served is not None else build.order.spec
         assert spec is not None
         requests = make_requests(spec, build.order, build.order.path.parent.parent)
-        submit = None if served is None else partial(served.submit, hold_us=0.0)
-        save_samples(path, make_samples(requests, spec, submit))
+        expected = [] if served is None else run_requests(requests, spec, partial(served.submit, hold_us=0.0))
+        save_tensors(folder / SAMPLES, [runtime_inputs(spec, request) for request in requests])
+        save_tensors(folder / EXPECTED, expected)
 
     def _run(self, build: Build, was_served: bool, job: dict[str, object]) -> BuildOutcome:
         told: list[tuple[str, float]] = [("", 0.0)]
@@ -181,18 +183,10 @@ def make_requests(spec: ModelSpec, order: EngineOrder, model_dir: Path) -> list[
     return [Request(spec.name, request.inputs, version=order.version, id=request.id) for request in made]
 
 
-def make_samples(requests: list[Request], spec: ModelSpec, submit: Submit | None) -> list[VerificationSample]:
-    """Run the requests on the serving version. Without one (`submit` is None) the samples have no outputs.
-
-    Raises its errors; ServingFault if there is no response.
-    """
-    return [
-        VerificationSample(
-            _runtime_inputs(spec, request),
-            {} if submit is None else _runtime_outputs(spec, _run_request(request, submit)),
-        )
-        for request in requests
-    ]
+def run_requests(requests: list[Request], spec: ModelSpec, submit: Submit) -> list[Tensors]:
+    """Run the requests on the serving version and return the outputs, in the shapes that a runtime returns. Raises its
+    errors; ServingFault if there is no response."""
+    return [_runtime_outputs(spec, _run_request(request, submit)) for request in requests]
 
 
 def _random_sample(spec: ModelSpec, order: EngineOrder) -> WarmupSample:
@@ -243,7 +237,7 @@ def _run_request(request: Request, submit: Submit) -> Response:
     return responses[0]
 
 
-def _runtime_inputs(spec: ModelSpec, request: Request) -> dict[str, Array]:
+def runtime_inputs(spec: ModelSpec, request: Request) -> Tensors:
     """Return a request's inputs in the shapes that a runtime gets."""
     told = batched_shape_inputs(spec)
     rows = next((tensor.shape[0] for name, tensor in request.inputs.items() if name not in told), 1) if told else 1
@@ -253,7 +247,7 @@ def _runtime_inputs(spec: ModelSpec, request: Request) -> dict[str, Array]:
     }
 
 
-def _runtime_outputs(spec: ModelSpec, response: Response) -> dict[str, Array]:
+def _runtime_outputs(spec: ModelSpec, response: Response) -> Tensors:
     """Return a response's outputs in the shapes that a runtime returns."""
     told = batched_shape_outputs(spec)
     return {

@@ -27,6 +27,8 @@ _LAYOUTS = {
 }
 """Model type in lower case -> layouts. Model API reads YOLOv5u, not YOLOv5, under "YOLOv5"."""
 _FITS = {"standard": "stretch", "fit_to_window_letterbox": "letterbox", "crop": "crop"}
+_INTERPOLATIONS = {"LINEAR": "linear", "CUBIC": "cubic"}
+"""Without NEAREST: OpenVINO takes another pixel than `image_interpolation` nearest between two that are as near."""
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
@@ -42,11 +44,17 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
     fit = info.get("resize_type", "standard")
     if fit not in _FITS:
         raise UnfitMetadataError(f"expected resize_type out of {', '.join(_FITS)}, given {quote(fit)}")
+    interpolation = info.get("interpolation_mode", "LINEAR")
+    if interpolation not in _INTERPOLATIONS:
+        expected = ", ".join(_INTERPOLATIONS)
+        raise UnfitMetadataError(f"expected interpolation_mode out of {expected}, given {quote(interpolation)}")
     is_reversed = info.get("reverse_input_channels", "").lower() in ("true", "yes", "1")
     parameters = {
         "image_fit": _FITS[fit], "image_color": "rgb" if is_reversed else "bgr", "image_scale": "1",
-        "image_interpolation": "linear",
+        "image_interpolation": _INTERPOLATIONS[interpolation],
     }  # fmt: skip
+    if fit == "crop":
+        parameters["image_crop_offset"] = "before"
     if fit == "fit_to_window_letterbox":
         (pad_value,) = parse_numbers([info.get("pad_value", "0")], "pad_value", 1)
         parameters["image_pad_value"] = f"{pad_value:.0f}"

@@ -222,7 +222,7 @@ def test_a_release_that_ends_its_process_is_not_installed(publication: Any, box:
     (folder / "1" / "model.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     (folder / "config.pbtxt").write_text('backend: "python"\n')
     publication.publish()
-    assert "its trial was ended by SIGSEGV" in box.follow().report.models["p"].reason
+    assert "its process was ended by SIGSEGV" in box.follow().report.models["p"].reason
 
 
 @pytest.mark.usefixtures("tried")

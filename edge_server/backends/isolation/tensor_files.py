@@ -1,5 +1,5 @@
-"""Reader and writer of the files by which `edge-server optimize` and its child processes exchange tensors: .npz without
-pickles."""
+"""Reader and writer of the files by which this process and its child processes exchange tensors of a trial: .npz
+without pickles."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.plugins.fleet.follow.trial_process import describe_difference
+from edge_server.core.output_difference import describe_difference
+from edge_server.plugins.fleet.follow.trial import as_comparable
 
 TEXTS = np.array([b"cup", b"espresso"], object)
 
@@ -33,9 +34,11 @@ TEXTS = np.array([b"cup", b"espresso"], object)
     ],
 )  # fmt: skip
 def test_outputs_may_differ_by_the_tolerance_and_texts_not_at_all(expected: Any, found: Any, reason: str) -> None:
-    described = describe_difference({"Y": expected}, {"Y": found}, 0.01, "the expected ones")
+    described = describe_difference(*as_comparable({"Y": expected}, {"Y": found}), 0.01, "the expected ones")
     assert re.search(reason, described) if reason else described == ""
 
 
 def test_an_output_that_is_missing_is_named() -> None:
-    assert describe_difference({"Y": np.zeros(1)}, {"Z": np.zeros(1)}, 1.0, "x") == "it has no output 'Y'"
+    assert (
+        describe_difference(*as_comparable({"Y": np.zeros(1)}, {"Z": np.zeros(1)}), 1.0, "x") == "it has no output 'Y'"
+    )
