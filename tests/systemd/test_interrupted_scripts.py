@@ -44,7 +44,7 @@ def test_the_umask_of_the_build_does_not_affect_the_package(tmp_path: Path) -> N
         pytest.skip("needs dpkg-deb: apt-get install dpkg")
     source = tmp_path / "clone"
     shutil.copytree(ROOT / "systemd", source / "systemd")
-    (source / "edge_server").mkdir()
+    shutil.copytree(ROOT / "edge_server/cli/completions", source / "edge_server/cli/completions")
     (source / "edge_server/version.py").write_text('__version__ = "0.1.0"\n')
     (source / "edge_server/version.py").chmod(0o600)
     (source / "LICENSE").write_text("")

@@ -16,7 +16,8 @@ import pytest
 from edge_server.cli.main import main
 from edge_server.plugins.tuning.clients.client_interface import TextTimes
 from edge_server.plugins.tuning.clients.connection import ConnectionLoop, LoadWorker, ServerAddress
-from tests.e2e import conftest as servers
+from tests.kit import models as servers
+from tests.kit.server import serve as serve_repository
 
 BRIEF = ("--measurement-interval=150", "--measurement-request-count=5", "--max-trials=3")
 
@@ -129,7 +130,7 @@ def measure(server: Any, command: Callable[..., Done]) -> Callable[..., Done]:
 @pytest.fixture
 def run_server() -> Callable[..., Any]:
     """`with run_server(folder, *flags) as server:` runs a server of the models in a folder."""
-    return servers.running
+    return serve_repository
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +152,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     repository.add("talker", 'backend: "scripted_llm"')
     script = {"answers": {"hello": "abcde" * 4}, "step_s": 0.005}
     (repository.path / "talker/1/script.json").write_text(json.dumps(script))
-    with servers.running(repository.path, "--allow-client-shm") as server:
+    with serve_repository(repository.path, "--allow-client-shm") as server:
         yield server
         assert "Traceback" not in server.log(), server.log()
