@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def command(name: str, language: str = "sh") -> str:
+def command(name: str, language: str = "sh", page: str = README) -> str:
     """Return the code between `<!-- name -->` and `<!-- end -->`."""
-    found = re.search(rf"<!-- {name} -->\s*```{language}\n(.*?)\n```\s*<!-- end -->", README, re.DOTALL)
-    assert found, f"the README has no command marked {name}"
+    found = re.search(rf"<!-- {name} -->\s*```{language}\n(.*?)\n```\s*<!-- end -->", page, re.DOTALL)
+    assert found, f"the page has no command marked {name}"
     return found[1]
 
 
@@ -38,11 +38,10 @@ def test_the_serve_command_installs_the_cpu_extra_and_serves_the_bundled_reposit
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
-def test_the_serve_and_curl_commands_classify_the_image_as_espresso() -> None:
+def test_the_serve_and_curl_commands_classify_the_image_as_espresso(tmp_path: Path) -> None:
     flags = shlex.split(command("serve-command").split("&&")[-1])[2:]
-    repository = next(flag.partition("=")[2] for flag in flags if flag.startswith("--model-repository="))
-    rest = [flag for flag in flags if not flag.startswith("--model-repository=")]
-    with serve(ROOT / repository, *rest) as server:
+    assert flags == ["--demo"]
+    with serve(tmp_path, *flags) as server:
         words = [word.replace("127.0.0.1:8000", server.http) for word in shlex.split(command("curl-command"))]
         assert any(server.http in word for word in words), "the curl command does not ask 127.0.0.1:8000"
         done = subprocess.run(
@@ -88,7 +87,7 @@ def test_the_stream_command_and_the_client_example_get_a_result_for_each_frame()
             [Path(sys.executable).with_name("edge-server"), *words[1:], f"--address={server.grpc}"],
             capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
-        example = command("client-example", "python").replace("127.0.0.1:8001", server.grpc)
+        example = command("client-example", "python", (ROOT / "docs/cameras.md").read_text()).replace("127.0.0.1:8001", server.grpc)
         printed = subprocess.run(
             [sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
         )
