@@ -57,7 +57,7 @@ _GROUPS = (
     _Group(
         "Heat, power and the governor",
         "edge_(temperature|power|energy|over_current|governor|throttle|shed|joules|llm|variant)_",
-        "See [the governor](../governor.md).",
+        "See [the governor](../operations.md#heat-and-power).",
     ),
     _Group("Signed releases", "edge_follow_", "See [signed releases](../signed-releases.md)."),
     _Group(
