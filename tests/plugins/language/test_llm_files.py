@@ -126,9 +126,11 @@ def test_a_context_above_the_models_own_is_refused_at_the_load(parameters: dict[
     assert read_settings("m", {"max_context": "513", **parameters}, LlmSize(1, 0, 1), 32).max_context == 513
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("sequences", "tokens", "least"), [("4", "3", 4), ("1", "1", 2), ("300", "256", 300)])
 def test_a_step_of_llama_cpp_has_room_for_a_token_of_each_sequence(sequences: str, tokens: str, least: int) -> None:
     """The library ends its process for fewer, with the first request."""
+    pytest.importorskip("xllamacpp")
     backend, file = make("llama_cpp"), ModelFile(TINY, TINY.parent, 1)
     parameters = {"max_num_seqs": sequences, "max_num_batched_tokens": tokens}
     with pytest.raises(
