@@ -87,7 +87,8 @@ def test_the_stream_command_and_the_client_example_get_a_result_for_each_frame()
             [Path(sys.executable).with_name("edge-server"), *words[1:], f"--address={server.grpc}"],
             capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
-        example = command("client-example", "python", (ROOT / "docs/cameras.md").read_text()).replace("127.0.0.1:8001", server.grpc)
+        page = (ROOT / "docs/cameras.md").read_text()
+        example = command("client-example", "python", page).replace("127.0.0.1:8001", server.grpc)
         printed = subprocess.run(
             [sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
         )

@@ -214,7 +214,8 @@ def test_a_dependency_that_is_not_installed_ends_the_build_with_its_name(machine
 
 def test_models_that_a_user_added_to_the_clone_are_not_in_the_package(machine: object, tmp_path: Path) -> None:
     source = tmp_path / "clone"
-    shutil.copytree(ROOT / "systemd", source / "systemd")
+    for folder in ("systemd", "edge_server/cli/completions"):
+        shutil.copytree(ROOT / folder, source / folder)
     for file in ("edge_server/version.py", "LICENSE", *BUNDLED, "model_repository/mine/1/model.onnx"):
         (source / file).parent.mkdir(parents=True, exist_ok=True)
         (source / file).write_text('__version__ = "0.1.0"\n')

@@ -1,6 +1,6 @@
 """Measure the memory of a server over many reloads of a model, and draw the curves.
 
-    python tests/e2e/storm/memory_over_reloads.py --out tests/e2e/storm/memory_over_reloads.svg
+    python -m tests.e2e.storm.memory_over_reloads --out tests/e2e/storm/memory_over_reloads.svg
 
 Each reload gives the model's file other content, loads it through the API beside the old one, and asks it once. The
 curves are printed as JSON: runtime -> resident megabytes after each tenth reload.

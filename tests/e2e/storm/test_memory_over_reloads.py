@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.soak
 
-SCRIPT = Path(__file__).with_name("memory_over_reloads.py")
+ROOT = Path(__file__).parents[3]
 RELOADS = int(os.environ.get("EDGE_MEMORY_RELOADS", "150"))
 GROWTH_LIMIT_MB = 8.0
 """Permitted growth in the second half. The model holds 0.26 MB of weights: one copy kept per reload adds 20 MB to half
@@ -22,8 +22,14 @@ of 150, and 130 MB to half of 1,000."""
 @pytest.mark.timeout(60 + RELOADS)
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_the_second_half_of_many_reloads_adds_no_memory(backend: str) -> None:
-    command = [sys.executable, str(SCRIPT), f"--reloads={RELOADS}", f"--backends={backend}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.e2e.storm.memory_over_reloads",
+        f"--reloads={RELOADS}",
+        f"--backends={backend}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     print(measured)
