@@ -82,6 +82,25 @@ def test_each_page_says_first_whom_it_is_for_and_sends_no_user_into_source_files
             assert "](../edge_server/" not in text, page.name
 
 
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a page, without code blocks. Code in a line is one word, and the target of a link
+    none."""
+    text = re.sub(r"<!--.*?-->|<img[^>]*>", "", re.sub(r"```.*?```", "\n\n", text, flags=re.DOTALL), flags=re.DOTALL)
+    for block in re.split(r"\n\s*\n|\n(?=\s*[-*|#]|\s*\d+\. )", text):
+        for cell in block.split("|") if block.lstrip().startswith("|") else [block]:
+            plain = " ".join(re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", cell)).split())
+            yield from re.split(r"(?<=[.!?:;])\s+(?=[A-Z\[(\"']|code)", plain)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_is_longer_than_35_words_and_no_page_than_5000(page: Path) -> None:
+    if page.name == "CHANGELOG.md" or page.parent.name == "reference" or page.is_relative_to(ROOT / "tests"):
+        return  # lists of changes; generated from the code; for who works on the tests
+    text = page.read_text()
+    assert len(text.split()) <= 5000
+    assert [found for found in sentences(text) if len(re.findall(r"[\w'-]+", found)) > 35] == []
+
+
 def find_links(page: Path) -> list[tuple[Path, str]]:
     """Return the file and the anchor ("" or "#...") of each link to the repository."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
