@@ -48,10 +48,16 @@ class CandidateProcess:
     """One candidate's process. Use in one thread. `end` or `kill` must be called, and may be called again.
 
     `check` is called 20 times a second during `open` and `execute`, which raise what it raises. With it, the process
-    has the lowest priority.
+    has the priority `niceness`, by default the lowest.
     """
 
-    def __init__(self, limits: ChildLimits, module: str = MODULE, check: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        limits: ChildLimits,
+        module: str = MODULE,
+        check: Callable[[], None] | None = None,
+        niceness: int = _LOWEST_PRIORITY,
+    ) -> None:
         """Start the process. Raises CandidateFailed."""
         self._limits = limits
         self._check = check
@@ -62,7 +68,7 @@ class CandidateProcess:
         if check is not None:
             # It waits for its job, so that all threads of the runtime start with this priority.
             with contextlib.suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, _LOWEST_PRIORITY)
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
 
     def open(self, job: Mapping[str, object], report: Callable[[str, float], None]) -> dict[str, Any]:
         """Send the job and return the facts of the opened model. Calls `report` with the progress of an engine build.

@@ -29,6 +29,8 @@ _ROUNDS = 4
 _RUNS = 5
 """Measured runs of each version in a round, unless they take longer than their part of _MEASURE_S."""
 _MEASURE_S = 30.0
+_NICENESS = 10
+"""Below what serves, but not the lowest: a trial ends also on a box whose cores are always busy."""
 
 
 class Rejected(EdgeServerError):
@@ -115,7 +117,7 @@ class Trial:
 
 def _open(model: str, children: ExitStack, check: Callable[[], None], repository: Path) -> CandidateProcess:
     """Open the model of a repository in a process, which ends with `children`. Raises CandidateFailed."""
-    child = CandidateProcess(ChildLimits(math.inf, math.inf), check=check)
+    child = CandidateProcess(ChildLimits(math.inf, math.inf), check=check, niceness=_NICENESS)
     children.callback(child.end)
     # In a server, because a release may be an ensemble, or a Python model that calls others, and must load with the
     # checks and the warm-up of the server that will serve it.
