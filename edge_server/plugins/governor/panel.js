@@ -21,7 +21,7 @@ export function makePanel() {
   const charts = new Charts(container);
   function update(governor) {
     if (governor?.enabled) {
-      setBadge(badge, hasSensor(governor) ? governor.state : "", STATES[governor.state] ?? "");
+      setBadge(badge, saysSomething(governor) ? governor.state : "", STATES[governor.state] ?? "");
       note(text, detailOf(governor));
     } else {
       setBadge(badge, governor ? "no governor" : "needs a key", "");
@@ -32,8 +32,12 @@ export function makePanel() {
   return { heading: badge, nodes: [text, container], update };
 }
 
-/** Without one the governor knows no state and limits nothing by heat or power. */
-const hasSensor = (governor) => governor.temperature_c !== null || governor.power_w !== null;
+/**
+ * Return whether the state says something: without a sensor it is NORMAL, but for a lack of memory or a sensor that was
+ * lost.
+ */
+const saysSomething = ({ temperature_c: heat, power_w: power, state, share }) =>
+  heat !== null || power !== null || state !== "NORMAL" || share < 1;
 
 function detailOf(governor) {
   const shed = governor.shed.map((item) => `${item.count} ${item.class} (${item.reason})`).join(", ");
@@ -59,8 +63,7 @@ function governorCharts(governor) {
     limited("temperature", "Temperature", governor.temperature_c, "°C", governor.set_point_c, "held below"),
     limited("power", "Power", governor.power_w, "W", governor.power_budget_w, "budget"),
     {
-      // Without a sensor nothing ever limits the load.
-      key: "load limit", title: "Load limit", value: hasSensor(governor) ? governor.share * 100 : null, ...PERCENT,
+      key: "load limit", title: "Load limit", value: saysSomething(governor) ? governor.share * 100 : null, ...PERCENT,
       detail: governor.share < 1 ? `held back: ${governor.limited_by || governor.causes.join(", ") || "heat"}` : "models may run at full speed",
     },
     { key: "busy instances", title: "Busy instances", value: governor.busy, top: 1, detail: "running at once, on average" },

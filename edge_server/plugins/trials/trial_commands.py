@@ -23,7 +23,7 @@ class TrialModel(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, object]:
-        """Return what the parent gets once the model is open."""
+        """Return what to report to the parent about the opened model."""
 
     @abstractmethod
     def run(self, sample: Tensors) -> Tensors:

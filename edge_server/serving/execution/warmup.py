@@ -52,8 +52,7 @@ _MAX_WIDE_NUMBERS = 2**22
 """Of a made-up input with wide dimensions: an input of five dimensions of any size would take 4 GB."""
 
 _MADE_UP_ANSWER_S = 60.0
-"""Wait for the last response to made-up inputs. A model that is asked for zero
-responses may send them for ever."""
+"""Wait for the last response to made-up inputs. A model that is asked for no responses may send them for ever."""
 
 
 class WarmupRules(NamedTuple):

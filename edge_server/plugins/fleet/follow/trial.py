@@ -71,7 +71,7 @@ class Trial:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _check(self) -> Callable[[], None]:
-        """Return what a child process's wait calls again and again: it raises when the trial must end."""
+        """Return a function to call while a child process works. It raises when the trial must end."""
         end_s = time.monotonic() + self._timeout_s
 
         def check() -> None:

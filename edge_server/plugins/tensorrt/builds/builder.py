@@ -112,7 +112,7 @@ class EngineBuilder:
                 self._cache.discard(build.key)
             self._end(build, outcome)
             return
-        compared = f"{served.report().runtime}" if served is not None else ""
+        compared = served.report().runtime if served is not None else ""
         found = {"difference": outcome.facts["difference"], "compared_with": compared}
         entry = self._cache.commit(build.key, {**facts, **found, "tolerance": build.order.tolerance})
         self._registry.note_ready(build, entry.facts, compared)
