@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -32,8 +31,7 @@ version_policy { latest { num_versions: 1 } }
 
 @pytest.fixture(scope="module")
 def models(installed: Any) -> Path:
-    folder = installed.project / "models"
-    shutil.copytree(SOURCE / "model_repository/efficientnet_lite0", folder / "efficientnet_lite0")
+    folder = Path(installed.project / "models")
     (folder / "same/1").mkdir(parents=True)
     (folder / "same/config.pbtxt").write_text(SAME)
     return folder
@@ -42,7 +40,7 @@ def models(installed: Any) -> Path:
 @pytest.fixture(scope="module")
 def server(installed: Any, models: Path, readme: Callable[[str], str]) -> Iterator[Any]:
     command = shlex.split(readme("serve-command").split("&&")[-1])
-    with installed.serve(*(word.replace("=model_repository", "=models") for word in command)) as server:
+    with installed.serve(*command, "--model-repository=models") as server:
         yield server
 
 

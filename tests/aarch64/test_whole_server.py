@@ -76,8 +76,8 @@ def add(models: Path, name: str, config: str, code: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def models(machine: Any) -> Path:
-    """The bundled models, and some that each test uses."""
-    folder = machine.project / "model_repository"
+    """The models that this file adds to the bundled ones."""
+    folder = machine.project / "models"
     add(folder, "doubles", PYTHON, DOUBLES)
     add(folder, "doubles_isolated", ISOLATED, DOUBLES)
     add(folder, "counts", DECOUPLED, COUNTS)
@@ -90,7 +90,7 @@ def server(machine: Any, models: Path, readme: Callable[[str], str]) -> Iterator
     """The README's command as a newcomer's shell runs it: a new environment, pip, the server."""
     *install, serve = readme("serve-command").split("&&")
     machine.run("sh", "-c", "&&".join(install), timeout_s=1500)
-    with machine.serve(*shlex.split(serve), "--allow-client-shm") as server:
+    with machine.serve(*shlex.split(serve), "--model-repository=models", "--allow-client-shm") as server:
         yield server
 
 
