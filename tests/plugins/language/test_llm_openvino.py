@@ -150,7 +150,9 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.num_kv_blocks = 1
     openvino_genai.Tokenizer(gguf, enable_save_ov_model=True)
-    openvino_genai.ContinuousBatchingPipeline(str(gguf), scheduler, "CPU", {"enable_save_ov_model": True})
+    openvino_genai.ContinuousBatchingPipeline(
+        str(gguf), scheduler, "CPU", {"enable_save_ov_model": True, "INFERENCE_PRECISION_HINT": "f32"}
+    )
     gguf.unlink()
     assert len(openvino_genai.Tokenizer(folder).encode(LONG_PROMPT).input_ids.data.ravel()) == 8192
     return folder

@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.backends.runtime_errors import import_runtime, message_line
-from edge_server.cgroup_limits import limited_cores
+from edge_server.cgroup_limits import limited_cores, usable_cores
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.generation_config import read_generation_config
 from edge_server.plugins.language.engines.openvino_tokenizer import open_tokenizer
@@ -76,14 +76,17 @@ class OpenVinoEngine:
         options: dict[str, Any] = {}
         if threads := settings.threads or limited_cores():
             options["INFERENCE_NUM_THREADS"] = threads
+        if 1 in (threads, usable_cores()):
+            # In bf16 (AMX) OpenVINO 2026.4 divides by half its threads, and the process ends by SIGFPE.
+            options["INFERENCE_PRECISION_HINT"] = "f32"
         if settings.is_deterministic:
             # With the defaults of a CPU (bf16, dynamic quantization) a text depends on what shares its batch.
             options |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-        if settings.prompt_lookup:
-            options["prompt_lookup"] = True
         if settings.draft_model:
             folder = path if path.is_dir() else path.parent
-            options["draft_model"] = library.draft_model(str(folder / settings.draft_model), "CPU")
+            options["draft_model"] = library.draft_model(str(folder / settings.draft_model), "CPU", **options)
+        if settings.prompt_lookup:
+            options["prompt_lookup"] = True
         self._guessed_tokens = settings.num_speculative_tokens
         self._looked_up_tokens = _LOOKED_UP_TOKENS if settings.prompt_lookup else 0
         self._tokenizer = open_tokenizer(library, path)
