@@ -41,6 +41,7 @@ from edge_server.plugins.language.engines.token_engine import (
     schema_place,
 )
 from edge_server.plugins.language.grammar.constraint import ConstraintCheck, ConstraintFailure
+from edge_server.plugins.language.text.adapt_messages import place_reasoning, replace_developer, shorten_call_ids
 from edge_server.plugins.language.text.answer_parser import (
     CONTENT_HEAD,
     HARMONY_MARKS,
@@ -48,7 +49,6 @@ from edge_server.plugins.language.text.answer_parser import (
     HarmonyParser,
     TaggedAnswerParser,
 )
-from edge_server.plugins.language.text.chat_roles import place_reasoning, replace_developer, shorten_call_ids
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.reasoning import ReasoningParser, find_reasoning_tags
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
