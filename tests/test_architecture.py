@@ -574,12 +574,12 @@ def test_importing_the_server_pulls_in_no_runtime(module: str) -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-IDLE_LIBRARIES = {"google", "hpack", "watchdog"}
+IDLE_LIBRARIES = {"google", "watchdog"}
 """Libraries that a server without a model imports."""
 
 IDLE_UNWANTED = (
-    "argparse", "difflib", "email", "encodings.idna", "http.client", "importlib.metadata", "pkgutil", "platform",
-    "urllib.request", "watchdog.observers.polling",
+    "argparse", "difflib", "email", "encodings.idna", "google.protobuf.descriptor_pb2", "http.client",
+    "importlib.metadata", "pkgutil", "platform", "urllib.request", "watchdog.observers.polling",
 )  # fmt: skip
 """Modules that cost a server without a model a part of a millisecond or more each. Some import many others."""
 

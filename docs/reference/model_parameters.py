@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from edge_server.config.model_parameters import default_text, settings_of
 from edge_server.config.setting import Setting
 from edge_server.plugins.policies.policy import Policy
 from edge_server.plugins.vision.image_parameters import Declaration
@@ -18,7 +19,6 @@ from edge_server.plugins.vision.outputs.output_parameters import (
     HeadKind,
     MaskDeclaration,
 )
-from edge_server.plugins.vision.parameter_tables import default_text, settings_of
 
 _INTRODUCTION = """\
 They say how a picture becomes the input, and what the outputs mean. `edge-server add` writes them, and

@@ -71,8 +71,10 @@ def _serve(
     read_again: Callable[[], ServerConfig],
     plugins: Sequence[Plugin],
 ) -> int:
-    # numpy is imported with the first model. Of aiohttp, only the server modules are imported, not the client.
+    # numpy is imported with the first model, hpack with the first gRPC connection. Of aiohttp, only the server modules
+    # are imported, not the client.
     defer_import("numpy")
+    defer_import("hpack")
     defer_import("aiohttp", has_free_parts=True)
     from edge_server.process.server import serve
     from edge_server.process.systemd_supervision import ProcessEnvironment

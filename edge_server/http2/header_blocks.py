@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from hpack import Decoder, Encoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
+import hpack
 
 from edge_server.core.decode_cache import DecodeCache
 from edge_server.http2 import frames
@@ -191,7 +191,7 @@ class HeaderReader:
     __slots__ = ("_decoder", "_limit", "_memory", "remembered")
 
     def __init__(self, max_list_bytes: int, memory: HeaderMemory | None = None) -> None:
-        self._decoder = Decoder(max_list_bytes * _HARD_FACTOR)
+        self._decoder = hpack.Decoder(max_list_bytes * _HARD_FACTOR)
         self._limit = max_list_bytes
         self._memory = memory or HeaderMemory()
         self._memory.reader_count += 1
@@ -207,7 +207,7 @@ class HeaderReader:
             if not may_take_long and (field_count > LARGE_BLOCK_FIELDS or len(block) > LARGE_BLOCK_BYTES):
                 return None
             fields = [(name, value) for name, value in self._decoder.decode(block, raw=True)]
-        except HPACKError as error:
+        except hpack.HPACKError as error:
             raise ConnectionFault(Http2ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
         octets = sum(len(name) + len(value) for name, value in fields)
         is_too_large = octets + _ENTRY_OVERHEAD_BYTES * len(fields) > self._limit
@@ -270,9 +270,9 @@ def _survey(block: bytes) -> tuple[int, bool]:
                     size, position = _after_integer(block, position, 7)
                     position += size
             if count > MAX_HEADER_FIELDS * _HARD_FACTOR:
-                raise OversizedHeaderListError("there are too many header fields")
+                raise hpack.OversizedHeaderListError("there are too many header fields")
     except IndexError:
-        raise HPACKDecodingError("the header block ends within a field") from None
+        raise hpack.HPACKDecodingError("the header block ends within a field") from None
     return count, changes_table
 
 
@@ -289,7 +289,7 @@ def _after_integer(block: bytes, position: int, prefix_bits: int) -> tuple[int, 
             if not octet & 0x80:
                 break
         else:
-            raise HPACKDecodingError("an integer of a header block is too long")
+            raise hpack.HPACKDecodingError("an integer of a header block is too long")
     return value, position
 
 
@@ -317,7 +317,7 @@ def encode_repeated(pairs: Iterable[tuple[bytes, bytes]], table_bytes: int) -> t
     The first one adds the fields to the receiver's table of `table_bytes`, and the later ones name the entries.
     """
     fields = tuple(pairs)
-    encoder = Encoder()
+    encoder = hpack.Encoder()
     if sum(len(name) + len(value) + _ENTRY_OVERHEAD_BYTES for name, value in fields) > min(table_bytes, TABLE_BYTES):
         encoder.header_table_size = 0
     return encoder.encode(fields, huffman=False), encoder.encode(fields, huffman=False)

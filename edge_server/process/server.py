@@ -390,7 +390,8 @@ class ServerProcess:
             # Before the ready line is printed: its reader may send a signal at once.
             self._supervision.started()
         on_started()
-        if not must_end and self._grpc is not None:
+        # A server without a model may stay so, and its first message can wait for what would take 4 MB.
+        if not must_end and self._grpc is not None and core.service.router.all_ready():
             asyncio.get_running_loop().run_in_executor(None, self._grpc.prepare)
         return not must_end
 

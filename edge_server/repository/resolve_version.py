@@ -336,7 +336,9 @@ class _ScannedFiles(NamedTuple):
         for place, before, now in ((self.model.path, self.outside, outside), (folder, self.inside, inside)):
             changed = set(before).difference(now)
             if changed:
-                raise _changed(place, min(changed))
+                # A line is the name of a file, a zero and what describes it.
+                name = min(changed).partition("\0")[0]
+                raise ChangedWhileLoading(f"'{place / name}' changed while it was loaded")
 
 
 def _describe_version(model: ModelDirectory, version: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -348,7 +350,3 @@ def _describe_version(model: ModelDirectory, version: int) -> tuple[tuple[str, .
             f"model '{model.name}' version {version}: '{error.filename or folder}' changed before it was loaded: "
             f"{error.strerror}"
         ) from error
-
-
-def _changed(place: Path, line: str) -> ChangedWhileLoading:
-    return ChangedWhileLoading(f"'{place / line.partition(chr(0))[0]}' changed while it was loaded")

@@ -10,7 +10,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
 from edge_server.frontends.grpc.infer_request import ResponsePlan
-from edge_server.frontends.v2.requested_outputs import RequestedOutput, classify
+from edge_server.frontends.v2.requested_outputs import classify
 from edge_server.memory.region_pins import RegionRef
 
 PlacedOutput: TypeAlias = tuple[RegionRef, int]
@@ -30,16 +30,13 @@ def apply_plan(response: Response, plan: ResponsePlan, spec: ModelSpec) -> tuple
         if wanted is None:
             outputs.append(tensor)
         elif wanted.classification:
-            outputs.append(_classes(tensor, wanted, response.spec or spec))
+            with_labels = response.spec or spec
+            output = with_labels.output(tensor.name)
+            labels = output.labels if output is not None else ()
+            outputs.append(classify(tensor, wanted.classification, labels, with_labels.max_batch_size > 0))
             has_classes = True
         else:
             outputs.append(tensor)
             if wanted.region is not None and plan.places is not None:
                 placed[tensor.name] = wanted.region, plan.places.write(tensor, wanted.region)
     return replace(response, outputs=tuple(outputs)) if has_classes else response, placed
-
-
-def _classes(tensor: Tensor, wanted: RequestedOutput, spec: ModelSpec) -> Tensor:
-    output = spec.output(tensor.name)
-    labels = output.labels if output is not None else ()
-    return classify(tensor, wanted.classification, labels, spec.max_batch_size > 0)

@@ -14,7 +14,7 @@ from edge_server.frontends.grpc.infer_message import InferMessage
 from edge_server.frontends.grpc.typed_contents import tensor_from_contents
 from edge_server.frontends.v2.parameters import region_reference, requested_output, split_parameters
 from edge_server.frontends.v2.requested_outputs import OutputPlaces, RequestedOutput, pin_places
-from edge_server.memory.region_pins import RegionRef, Regions, RequestRegions
+from edge_server.memory.region_pins import Regions, RequestRegions
 from edge_server.protocol.raw_tensors import element_count, tensor_from_raw
 from edge_server.record import record
 
@@ -150,7 +150,10 @@ def _inputs(found: InferMessage, model: str, pins: RequestRegions) -> dict[str, 
         )
         has_contents = position in found.contents or given.HasField("contents")
         if has_contents and (len(raw) or region is not None):
-            raise _contents_refused(name, model, region)
+            other = "raw_input_contents" if region is None else "shared memory"
+            raise InvalidRequest(
+                f"contents field must not be specified when using {other} for '{name}' for model '{model}'"
+            )
         if region is not None:
             tensors[name] = pins.tensor(name, dtype, tuple(given.shape), region, model=model)
         elif has_contents:
@@ -177,11 +180,6 @@ def _dtype(given: Any, name: str, model: str) -> DType:
             f"{', '.join(BY_NAME)}"
         )
     return dtype
-
-
-def _contents_refused(name: str, model: str, region: RegionRef | None) -> InvalidRequest:
-    other = "raw_input_contents" if region is None else "shared memory"
-    return InvalidRequest(f"contents field must not be specified when using {other} for '{name}' for model '{model}'")
 
 
 def _tensor_without_data(name: str, dtype: DType, given: Any, model: str) -> Tensor:

@@ -12,6 +12,7 @@ from edge_server.frontends.connection_limit import ConnectionLimit
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.grpc.rpc_table import StreamService, served_methods
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
+from edge_server.lazy_import import run_deferred_import
 from edge_server.protocol import messages
 
 if TYPE_CHECKING:
@@ -79,8 +80,9 @@ class GrpcFrontend:
         return port
 
     def prepare(self) -> None:
-        """Import protobuf, so that the first message need not wait for it. Call this on a thread, when the server is
-        ready: the start does not wait for it either."""
+        """Import protobuf and hpack, so that the first message need not wait for them. Call this on a thread, when the
+        server is ready: the start does not wait for them either."""
+        run_deferred_import("hpack")
         messages.message_class("inference.ModelInferRequest")
 
     def accept_connections(self) -> None:

@@ -41,10 +41,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return members
 
 
-def _decoder(arrays: dict[str, ArrayText]) -> json.JSONDecoder:
-    return json.JSONDecoder(object_pairs_hook=lambda pairs: _unique(put_back(pairs, arrays)))
-
-
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 _NUMBER_DECODER = json.JSONDecoder()
 # The server's own values have no circular references, and a check for them takes as long as the encoding.
@@ -61,7 +57,10 @@ def parse_json(text: bytes | bytearray | memoryview, *, cuts: bool = False) -> o
     check_structure(raw)
     try:
         decoded = raw.decode("utf-8")
-        value: object = (_decoder(arrays) if arrays else _DECODER).decode(decoded)
+        decoder = _DECODER
+        if arrays:
+            decoder = json.JSONDecoder(object_pairs_hook=lambda pairs: _unique(put_back(pairs, arrays)))
+        value: object = decoder.decode(decoded)
         if _SURROGATE.search(decoded):
             # Only \u escapes can contain an unpaired surrogate; such a string could not be encoded later.
             json.dumps(value, ensure_ascii=False, default=str).encode("utf-8")

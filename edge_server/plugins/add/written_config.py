@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from edge_server.config.model_parameters import settings_of
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.errors import ServingFault
 from edge_server.plugins.add.new_model import LABELS
@@ -14,7 +15,6 @@ from edge_server.plugins.add.picture_trial import Reading
 from edge_server.plugins.policies.policy import Policy, recognise_policy
 from edge_server.plugins.vision.image_parameters import Declaration
 from edge_server.plugins.vision.outputs.output_parameters import DECLARATIONS, HeadKind
-from edge_server.plugins.vision.parameter_tables import settings_of
 from edge_server.plugins.vision.recognition import UNDECIDED
 from edge_server.repository.model_config.pbtxt import parse_text
 

@@ -23,7 +23,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +79,7 @@ _FILE_TIMEOUT_S, _TIMEOUT_S, _DRIVER_TIMEOUT_S = 2.0, 60.0, 30.0
 def collect(files: SysfsFiles, root: Path, output: Path) -> dict[str, str]:
     """Write the archive (tar, gzip) of the machine below `root` to a new file. Return the files that could not be read,
     with the reasons; the archive has them too. Raises OSError if it cannot be written."""
-    texts: dict[str, str] = {}
-    unread: dict[str, str] = {}
-    end_s, bytes_left = time.monotonic() + _TIMEOUT_S, _MAX_BYTES
-    for path in _paths(files):
-        text = _read(files, path, min(_FILE_TIMEOUT_S, end_s - time.monotonic()))
-        if isinstance(text, MissingReason):
-            if not text.reason.endswith(" is not there"):
-                unread[path] = text.reason
-        elif len(text) > min(_MAX_FILE_BYTES, bytes_left):
-            unread[path] = f"{path} is too long: {len(text)} bytes"
-        else:
-            # What a person wrote into nvpmodel.conf is left out.
-            texts[path] = re.sub(r"(?m)#.*", "", text) if path == "/etc/nvpmodel.conf" else text
-            bytes_left -= len(text)
+    texts, unread = _read_all(files)
     texts["/nodes.txt"] = "\n".join(_nodes(files, root))
     packages = installed_packages(files)
     for name in sorted({*DISTRIBUTIONS.values(), "onnxruntime-gpu", "nvidia-ml-py", "numpy"}):
@@ -107,6 +94,30 @@ def collect(files: SysfsFiles, root: Path, output: Path) -> dict[str, str]:
     # Versions of four numbers look like addresses.
     about = {**_scrub(about, [*secrets, _IPV4]), "packages": _scrub(packages, secrets)}
     contents["/board.json"] = json.dumps(about, indent=1)
+    _write_archive(output, contents)
+    return unread
+
+
+def _read_all(files: SysfsFiles) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the contents of the files by path, and the reasons of those that were not read."""
+    texts: dict[str, str] = {}
+    unread: dict[str, str] = {}
+    end_s, bytes_left = time.monotonic() + _TIMEOUT_S, _MAX_BYTES
+    for path in _paths(files):
+        text = _read(files, path, min(_FILE_TIMEOUT_S, end_s - time.monotonic()))
+        if isinstance(text, MissingReason):
+            if not text.reason.endswith(" is not there"):
+                unread[path] = text.reason
+        elif len(text) > min(_MAX_FILE_BYTES, bytes_left):
+            unread[path] = f"{path} is too long: {len(text)} bytes"
+        else:
+            # What a person wrote into nvpmodel.conf is left out.
+            texts[path] = re.sub(r"(?m)#.*", "", text) if path == "/etc/nvpmodel.conf" else text
+            bytes_left -= len(text)
+    return texts, unread
+
+
+def _write_archive(output: Path, contents: Mapping[str, str]) -> None:
     with (
         output.open("xb") as raw,
         gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as zipped,
@@ -117,7 +128,6 @@ def collect(files: SysfsFiles, root: Path, output: Path) -> dict[str, str]:
             data = f"{text}\n".encode()
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-    return unread
 
 
 def _paths(files: SysfsFiles) -> Iterator[str]:

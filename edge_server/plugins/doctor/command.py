@@ -21,7 +21,7 @@ from edge_server.plugins.doctor.machine import (
     check_sensors,
     installed_packages,
 )
-from edge_server.plugins.doctor.permissions import check_permissions, find_user
+from edge_server.plugins.doctor.permissions import ServerUser, check_permissions, find_user
 from edge_server.plugins.doctor.ports import check_ports
 from edge_server.plugins.doctor.runtimes import check_runtimes
 from edge_server.plugins.governor.sensors.all_sensors import read_machine
@@ -32,6 +32,31 @@ _MARKS = {FindingLevel.OK: " ", FindingLevel.NOTE: " ", FindingLevel.WARNING: "!
 
 def run(arguments: Sequence[str]) -> int:
     """Print the findings. Return 0 if this machine can serve models, 1 if a problem prevents it."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        user = find_user(options.user)
+    except KeyError:
+        parser.error(f"--user: there is no user '{options.user}' here")
+    root: Path = options.sysfs_root
+    if not root.is_dir():
+        parser.error(f"--sysfs-root: '{root}' is no folder")
+    files = SysfsFiles(root)
+    if options.collect:
+        try:
+            unread = collect(files, root, options.collect)
+        except OSError as error:
+            parser.error(f"--collect: {options.collect} cannot be written: {error.strerror}")
+        for why in unread.values():
+            print(f"not read: {clean(why)}")
+        print(f"wrote {options.collect}: look at it before you send it")
+        return ExitCode.OK
+    findings = _examine(files, root, user, tries_runtimes=not options.skip_runtimes)
+    print(json.dumps(findings_as_json(findings), indent=2) if options.json else _text(findings))
+    return ExitCode.OK if can_serve(findings) else ExitCode.FAILED
+
+
+def _parser() -> CommandParser:
     parser = CommandParser(
         prog="edge-server doctor",
         description="Examine this machine: board, software, runtimes, permissions, memory, sensors. Changes nothing. "
@@ -53,34 +78,18 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--skip-runtimes", action="store_true", help="do not test the runtimes, which takes some seconds"
     )
-    options = parser.parse_args(arguments)
-    try:
-        user = find_user(options.user)
-    except KeyError:
-        parser.error(f"--user: there is no user '{options.user}' here")
-    root: Path = options.sysfs_root
-    if not root.is_dir():
-        parser.error(f"--sysfs-root: '{root}' is no folder")
-    files = SysfsFiles(root)
-    if options.collect:
-        try:
-            unread = collect(files, root, options.collect)
-        except OSError as error:
-            parser.error(f"--collect: {options.collect} cannot be written: {error.strerror}")
-        for why in unread.values():
-            print(f"not read: {clean(why)}")
-        print(f"wrote {options.collect}: look at it before you send it")
-        return ExitCode.OK
+    return parser
+
+
+def _examine(files: SysfsFiles, root: Path, user: ServerUser, *, tries_runtimes: bool) -> list[Finding]:
     reading = read_machine(root)
     is_jetson = reading.soc is not None
     findings = [*check_board(files, reading), *check_jetpack(files, reading)]
-    if not options.skip_runtimes:
+    if tries_runtimes:
         with busy_line("trying the runtimes"):
             findings += check_runtimes(installed_packages(files), is_jetson=is_jetson)
     findings += check_permissions(files, root, user, is_jetson=is_jetson)
-    findings += [*check_memory(files, reading), *check_sensors(reading), *check_ports()]
-    print(json.dumps(findings_as_json(findings), indent=2) if options.json else _text(findings))
-    return ExitCode.OK if can_serve(findings) else ExitCode.FAILED
+    return [*findings, *check_memory(files, reading), *check_sensors(reading), *check_ports()]
 
 
 def _text(findings: Sequence[Finding]) -> str:

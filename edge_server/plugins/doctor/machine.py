@@ -104,32 +104,8 @@ def check_memory(files: SysfsFiles, reading: MachineReading) -> Iterator[Finding
 def check_sensors(reading: MachineReading) -> Iterator[Finding]:
     """Report the sensors that the governor uses, and those that are missing."""
     section = "sensors"
-    known = [zone for zone in reading.zones if zone.temperature_c is not None]
-    if known and reading.heat is not None and reading.heat.temperature_c is not None:
-        heat = reading.heat
-        trip = f", slows down at {heat.trip_c:.0f} °C" if heat.trip_c is not None else ""
-        yield Finding(section, "heat", f"{heat.temperature_c:.0f} °C ({heat.name}) of {len(known)} sensors{trip}")
-    else:
-        advice = (
-            "none on a virtual machine; in a container, mount /sys; else load the sensor's driver (coretemp, k10temp)"
-        )
-        yield Finding(
-            section, "heat", "no temperature can be read: the governor cannot control it", FindingLevel.NOTE, advice
-        )
-    if reading.power_mw is not None:
-        limit = f" of {reading.power_limit_mw / 1000:.0f} W" if reading.power_limit_mw else ""
-        source = reading.sources.get("power_mw", "")
-        yield Finding(section, "power", f"{reading.power_mw / 1000:.1f} W{limit} ({source})")
-    elif reading.energy:
-        yield Finding(section, "power", f"by the energy of {', '.join(item.name for item in reading.energy)}")
-    else:
-        advice = ""
-        if any("energy_uj" in why for why in reading.missing.values()):
-            advice = (
-                "let the service read it: uncomment the last line of /etc/tmpfiles.d/edge-server.conf "
-                "(systemd/tmpfiles.conf in a clone)"
-            )
-        yield Finding(section, "power", reading.missing.get("power_mw", "not reported"), FindingLevel.NOTE, advice)
+    yield _heat(section, reading)
+    yield _power(section, reading)
     for gpu in reading.gpus:
         yield from _gpu(section, gpu.name or gpu.key, gpu.is_lost, gpu.missing)
     if "nvml" in reading.missing and reading.soc is None:
@@ -139,6 +115,33 @@ def check_sensors(reading: MachineReading) -> Iterator[Finding]:
         advice = "cool the box, or give it less to do; over_current alone is harmless on Orin Nano in MAXN_SUPER"
         yield Finding(section, "throttled", f"slowed down now: {causes}", FindingLevel.WARNING, advice)
     yield from _clocks(section, reading)
+
+
+def _heat(section: str, reading: MachineReading) -> Finding:
+    known = [zone for zone in reading.zones if zone.temperature_c is not None]
+    if known and reading.heat is not None and reading.heat.temperature_c is not None:
+        heat = reading.heat
+        trip = f", slows down at {heat.trip_c:.0f} °C" if heat.trip_c is not None else ""
+        return Finding(section, "heat", f"{heat.temperature_c:.0f} °C ({heat.name}) of {len(known)} sensors{trip}")
+    advice = "none on a virtual machine; in a container, mount /sys; else load the sensor's driver (coretemp, k10temp)"
+    text = "no temperature can be read: the governor cannot control it"
+    return Finding(section, "heat", text, FindingLevel.NOTE, advice)
+
+
+def _power(section: str, reading: MachineReading) -> Finding:
+    if reading.power_mw is not None:
+        limit = f" of {reading.power_limit_mw / 1000:.0f} W" if reading.power_limit_mw else ""
+        source = reading.sources.get("power_mw", "")
+        return Finding(section, "power", f"{reading.power_mw / 1000:.1f} W{limit} ({source})")
+    if reading.energy:
+        return Finding(section, "power", f"by the energy of {', '.join(item.name for item in reading.energy)}")
+    advice = ""
+    if any("energy_uj" in why for why in reading.missing.values()):
+        advice = (
+            "let the service read it: uncomment the last line of /etc/tmpfiles.d/edge-server.conf "
+            "(systemd/tmpfiles.conf in a clone)"
+        )
+    return Finding(section, "power", reading.missing.get("power_mw", "not reported"), FindingLevel.NOTE, advice)
 
 
 def _gpu(section: str, name: str, is_lost: bool, missing: object) -> Iterator[Finding]:

@@ -32,8 +32,8 @@ class PoliciesPlugin(Plugin):
     tables = (SettingTable("policies", "Robot policies", PoliciesConfig),)
 
     def parameter_names(self) -> Iterable[str]:
+        from edge_server.config.model_parameters import settings_of
         from edge_server.plugins.policies.policy import Policy
-        from edge_server.plugins.vision.parameter_tables import settings_of
 
         return settings_of(Policy)
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from edge_server.config.model_parameters import NOT_STATED, ParameterReader, kind_of, settings_of, text_kind
 from edge_server.config.setting import Kind, setting
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec, Recognised
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plans
-from edge_server.plugins.vision.parameter_tables import NOT_STATED, ParameterReader, kind_of, settings_of, text_kind
 from edge_server.plugins.vision.resize import Color
 from edge_server.record import record
 

@@ -27,25 +27,7 @@ def run(arguments: Sequence[str]) -> int:
     """Replay a recording. Return 0 if no frame failed or was in a damaged chunk, and at rate 0 every frame was
     answered; else 1. The missing end of a file is no failure."""
     options = _parser().parse_args(arguments)
-    returns = Returns(
-        top_k=options.top_k if "classes" in options.returns else 0,
-        has_detections="detections" in options.returns,
-        has_mask="mask" in options.returns,
-        has_map="map" in options.returns,
-        has_annotated_jpeg="annotated" in options.returns,
-    )
-    parameters = ReplayParameters(
-        model_name=options.model,
-        model_version=options.model_version,
-        address=options.address,
-        rate=options.rate,
-        returns=returns,
-        namespace=options.namespace.rstrip("/"),
-        stream_id=options.stream_id,
-        class_id_is_number=options.class_id_is_number,
-        patience_s=options.patience,
-        stream_count=options.streams,
-    )
+    parameters = _replay_parameters(options)
     output = options.output or Path(f"{options.recording.name.removesuffix('.mcap')}_{options.model}.mcap")
     # A stop by systemd or Docker keeps what is written, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -79,6 +61,28 @@ def run(arguments: Sequence[str]) -> int:
         _print_note(clean(summary.first_error))
     is_well = summary.answered == summary.sent if parameters.is_lossless else summary.failed == 0
     return 0 if is_well and is_whole else 1
+
+
+def _replay_parameters(options: argparse.Namespace) -> ReplayParameters:
+    returns = Returns(
+        top_k=options.top_k if "classes" in options.returns else 0,
+        has_detections="detections" in options.returns,
+        has_mask="mask" in options.returns,
+        has_map="map" in options.returns,
+        has_annotated_jpeg="annotated" in options.returns,
+    )
+    return ReplayParameters(
+        model_name=options.model,
+        model_version=options.model_version,
+        address=options.address,
+        rate=options.rate,
+        returns=returns,
+        namespace=options.namespace.rstrip("/"),
+        stream_id=options.stream_id,
+        class_id_is_number=options.class_id_is_number,
+        patience_s=options.patience,
+        stream_count=options.streams,
+    )
 
 
 def _print_note(text: str) -> None:

@@ -112,19 +112,8 @@ class TensorRTSession(Session):
                     f"shape tensor, the configuration says is_shape_tensor: {str(is_marked).lower()}"
                 )
         self._stream = self._context.create_stream()
-        graphs: CudaGraphs | None = None
-        left_out: dict[int, str] = {}
-        if self._use.graph_sizes:
-            has_rows = self._use.has_rows
-            graphs = CudaGraphs(self._library, self._context, self._bindings, self._profiles, has_rows=has_rows)
-            reason = "" if graphs.are_possible() else "it has shape tensors, or sizes besides the rows that vary"
-            if not self._use.shares_profiles:
-                reason = (
-                    f"{self._library.name} {self._library.version} allows only one execution context for a profile of "
-                    "this plan; version 10 allows more, and 8.6 for an engine that the server builds from an ONNX file"
-                )
-            if reason:
-                left_out, graphs = dict.fromkeys(self._use.graph_sizes, reason), None
+        graphs, reason = self._make_graphs()
+        left_out = dict.fromkeys(self._use.graph_sizes, reason) if reason else {}
         self._graphs = graphs
         plain = self._plain = ExecutionContext(
             self._library, self._engine, self._bindings, self._stream, len(self._profiles),
@@ -133,17 +122,7 @@ class TensorRTSession(Session):
         if graphs is not None:
             graphs.share_memory(self._engine, plain)
         plain.use_profile(self._profiles.first)
-        # Memory for the largest shapes, so that addresses do not change: recordings contain them.
-        for number in self._profiles.allowed:
-            profile = self._profiles[number]
-            plain.use_profile(number)
-            largest = {name: profile[name].most for name in self._inputs if name in profile}
-            for name, shape in largest.items():
-                plain.context.set_input_shape(name, shape)
-            known = {name: shape for name, shape in plain.output_shapes().items() if min(shape, default=0) >= 0}
-            plain.set_strides(largest.keys() | known.keys())
-            for name, shape in {**largest, **known}.items():
-                self._buffers[name].reserve(shape)
+        self._reserve_buffers(plain)
         self._bindings.add_output_allocators(self._library)
         plain.use_profile(self._profiles.first)
         if graphs is not None:
@@ -160,6 +139,34 @@ class TensorRTSession(Session):
                 "model '%s': no CUDA graph for the batch sizes %s, which run without one: %s", self._use.model,
                 ", ".join(map(str, left_out)), "; ".join(dict.fromkeys(left_out.values())),
             )  # fmt: skip
+
+    def _make_graphs(self) -> tuple[CudaGraphs | None, str]:
+        """Return what records CUDA graphs; None without sizes for them, or with the reason why there can be none."""
+        if not self._use.graph_sizes:
+            return None, ""
+        if not self._use.shares_profiles:
+            return None, (
+                f"{self._library.name} {self._library.version} allows only one execution context for a profile of "
+                "this plan; version 10 allows more, and 8.6 for an engine that the server builds from an ONNX file"
+            )
+        has_rows = self._use.has_rows
+        graphs = CudaGraphs(self._library, self._context, self._bindings, self._profiles, has_rows=has_rows)
+        if not graphs.are_possible():
+            return None, "it has shape tensors, or sizes besides the rows that vary"
+        return graphs, ""
+
+    def _reserve_buffers(self, plain: ExecutionContext) -> None:
+        """Reserve memory for the largest shapes, so that addresses do not change: recordings contain them."""
+        for number in self._profiles.allowed:
+            profile = self._profiles[number]
+            plain.use_profile(number)
+            largest = {name: profile[name].most for name in self._inputs if name in profile}
+            for name, shape in largest.items():
+                plain.context.set_input_shape(name, shape)
+            known = {name: shape for name, shape in plain.output_shapes().items() if min(shape, default=0) >= 0}
+            plain.set_strides(largest.keys() | known.keys())
+            for name, shape in {**largest, **known}.items():
+                self._buffers[name].reserve(shape)
 
     def _add_option(self, name: str, value: str) -> None:
         self.info = replace(self.info, options={**self.info.options, name: value})

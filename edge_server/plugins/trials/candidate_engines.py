@@ -1,5 +1,4 @@
-"""Supply of TensorRT engines for `edge-server optimize`: takes an engine from the server's cache, or builds it in a
-child process.
+"""Supply of TensorRT engines for trials: takes an engine from the server's cache, or builds it in a child process.
 
 The engine of the chosen candidate is put into the cache, so that the next server start finds it.
 """

@@ -17,8 +17,7 @@ import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from edge_server.config.setting import Kind, setting
-from edge_server.plugins.vision.parameter_tables import (
+from edge_server.config.model_parameters import (
     BOOLEAN,
     ParameterReader,
     choice,
@@ -28,6 +27,7 @@ from edge_server.plugins.vision.parameter_tables import (
     text_kind,
     whole,
 )
+from edge_server.config.setting import Kind, setting
 from edge_server.plugins.vision.resize import Color, FitMode, Interpolation
 from edge_server.record import record
 

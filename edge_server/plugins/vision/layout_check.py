@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_server.config.model_parameters import as_text, settings_of
 from edge_server.plugins.vision.layouts import LAYOUTS, match_shapes
 from edge_server.plugins.vision.outputs.box_candidates import Candidates, NetworkSize, count_cells
 from edge_server.plugins.vision.outputs.detections import make_head
@@ -37,7 +38,6 @@ from edge_server.plugins.vision.outputs.output_parameters import (
 )
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray
 from edge_server.plugins.vision.outputs.reordered import ReorderedColumns, Transposed
-from edge_server.plugins.vision.parameter_tables import as_text, settings_of
 from edge_server.record import record
 
 if TYPE_CHECKING:

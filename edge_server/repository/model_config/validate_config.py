@@ -44,7 +44,9 @@ def check_stated(config: ConfigMessage, model: str) -> None:
     _check_unique("output", [item.name for item in config.output], model)
     for item in config.input:
         _check_tensor(item, f"input '{item.name}'", model)
-        _check_format(item, model)
+        if item.format != _FORMAT_NONE and item.dims and len(item.dims) != 3:
+            expected = "3 dimensions for FORMAT_NHWC and FORMAT_NCHW"
+            raise bad_field(model, f"input '{item.name}' dims", expected, list(item.dims))
     for item in config.output:
         _check_tensor(item, f"output '{item.name}'", model)
     policy = config.version_policy
@@ -120,13 +122,6 @@ def _have_same_size(dims: Sequence[int], shape: Sequence[int]) -> bool:
     fixed_dims, fixed_shape = (prod(size for size in side if size > 0) for side in (dims, shape))
     variable_dims, variable_shape = (sum(size == -1 for size in side) for side in (dims, shape))
     return variable_dims == variable_shape and fixed_dims == fixed_shape
-
-
-def _check_format(item: ConfigMessage, model: str) -> None:
-    if item.format != _FORMAT_NONE and item.dims and len(item.dims) != 3:
-        raise bad_field(
-            model, f"input '{item.name}' dims", "3 dimensions for FORMAT_NHWC and FORMAT_NCHW", list(item.dims)
-        )
 
 
 def _check_file_names(config: ConfigMessage, model: str) -> None:

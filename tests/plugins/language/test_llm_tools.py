@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.grammar.constraint import ConstraintCheck
-from edge_server.plugins.language.text.chat_roles import shorten_call_ids
+from edge_server.plugins.language.text.adapt_messages import shorten_call_ids
 from edge_server.plugins.language.text.tool_calls import (
     ToolCallParser,
     ToolFormat,

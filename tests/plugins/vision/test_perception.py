@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.config.model_parameters import default_text, settings_of
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
 from edge_server.plugins.vision import image_parameters
 from edge_server.plugins.vision.outputs.output_parameters import DECLARATIONS, read_declaration
-from edge_server.plugins.vision.parameter_tables import default_text, settings_of
 from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.protocol.frame_messages import ClassScore, Returns
 

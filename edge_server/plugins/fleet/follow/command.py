@@ -13,7 +13,7 @@ from edge_server.cli.options import CommandParser, float_range, int_range
 from edge_server.config.setting import ConfigError
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.follow.follower import NoServer
+from edge_server.plugins.fleet.follow.follower import Follower, NoServer
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
 from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower, read_hours
 from edge_server.plugins.fleet.reports.box_options import add_broker_options, broker_address
@@ -60,15 +60,8 @@ def run(arguments: Sequence[str]) -> int:
         follower.judge_probations()
         if options.once:
             is_complete = rounds.run_once()
-            found = follower.report.models
-            for model in found.values():
-                kept = f"; {model.installed or 'no release'} stands" if model.state != "installed" else ""
-                print(f"{model.wanted} {model.state}" + (f": {model.reason}" if model.reason else "") + kept)
-            if is_complete and not found:
-                box = follower.report.box
-                groups, machines = (", ".join(sorted(each)) or "none" for each in (box.groups, box.machines))
-                print(f"no release is for this box yet: box {box.id}, groups {groups}, machine {machines}")
-            are_installed = all(model.state == "installed" for model in found.values())
+            _print_round(follower, is_complete=is_complete)
+            are_installed = all(model.state == "installed" for model in follower.report.models.values())
             return ExitCode.OK if is_complete and are_installed else ExitCode.FAILED
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: rounds.stop())
@@ -80,6 +73,18 @@ def run(arguments: Sequence[str]) -> int:
             if publisher:
                 publisher.stop()
     return ExitCode.OK
+
+
+def _print_round(follower: Follower, *, is_complete: bool) -> None:
+    """Print what a round has done with the release of each model."""
+    found = follower.report.models
+    for model in found.values():
+        kept = f"; {model.installed or 'no release'} stands" if model.state != "installed" else ""
+        print(f"{model.wanted} {model.state}" + (f": {model.reason}" if model.reason else "") + kept)
+    if is_complete and not found:
+        box = follower.report.box
+        groups, machines = (", ".join(sorted(each)) or "none" for each in (box.groups, box.machines))
+        print(f"no release is for this box yet: box {box.id}, groups {groups}, machine {machines}")
 
 
 def _parser() -> argparse.ArgumentParser:

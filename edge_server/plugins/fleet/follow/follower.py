@@ -155,18 +155,11 @@ class Follower:
         self._repository.limit_downloads(download_s)
         present = self._models.installed_models()
         wanted = choose(releases, self._box, time.time(), {installed.path for installed in present.values()})
-        unreadable = self._repository.unreadable
-        checked_s, problem = time.time(), next(iter(unreadable.values()), "")
+        checked_s, problem = time.time(), next(iter(self._repository.unreadable.values()), "")
         needed: set[str] = set()
         for model, installed in present.items():
-            if model in wanted:
-                continue
-            reason = unreadable.get(self._repository.publisher_of(model), "")
-            if reason:
-                states[model] = self._state_of(model, installed.path, installed.digest, "waiting", reason)
-            else:
-                self._models.remove(model)
-                log.info("release '%s' is not for this box any more: model '%s' is removed", installed.path, model)
+            if model not in wanted and (kept := self._remove_unwanted(model, installed)):
+                states[model] = kept
         for model, chosen in sorted(wanted.items()):
             digest = ""  # a list of another publisher may name none
             try:
@@ -185,6 +178,15 @@ class Follower:
             self._models.clean(frozenset(needed))
         self.report = self.report._replace(models=states, checked_s=checked_s)
         return problem
+
+    def _remove_unwanted(self, model: str, installed: Installed) -> FollowedModel | None:
+        """Remove a model that no release wants here. Return its state if it is kept, as its list cannot be read."""
+        reason = self._repository.unreadable.get(self._repository.publisher_of(model), "")
+        if reason:
+            return self._state_of(model, installed.path, installed.digest, "waiting", reason)
+        self._models.remove(model)
+        log.info("release '%s' is not for this box any more: model '%s' is removed", installed.path, model)
+        return None
 
     def _follow_model(self, model: str, releases: Sequence[Release], needed: set[str], refusal: str) -> str:
         """Install the newest release that has not failed here. Return why the newest one failed, "" if it did not.

@@ -139,28 +139,10 @@ def assess(
     found: dict[str, list[str]] = {}
     advices: dict[str, str] = {}
     since_s: dict[str, float] = {}
-    releases = record.releases or {}
     if record.failures:
         found["failed"] = list(record.failures)
         advices["failed"] = f"All of it: edge-server status --url={address}" if address else ""
-    for model, release in releases.items():
-        serves = f"; it serves {release_name(release.installed)}" if release.installed else "; it serves none"
-        if release.state == "failed":
-            found.setdefault("failed", []).append(release.reason + serves)
-            since_s["failed"] = max(release.since_s, since_s.get("failed", 0.0))
-            advices["failed"] = (
-                "It does not try this release again. Stop or roll back its rollout, or publish a mended release."
-            )
-        elif release.state == "foreign":
-            found.setdefault("failed", []).append(f"{model}: {release.reason}")
-            advices["failed"] = "Remove the model on the box, or leave it out of the signed repository for this box."
-        elif release.wanted != release.installed:
-            reason = f": {release.reason}" if release.reason else ""
-            found.setdefault("behind", []).append(
-                f"{release_name(release.wanted)} is not installed yet{reason}{serves}"
-            )
-            since_s["behind"] = max(release.since_s, since_s.get("behind", 0.0))
-            advices["behind"] = "It tries again by itself, with pauses of up to an hour."
+    _assess_releases(record.releases or {}, found, advices, since_s)
     if record.follow_problem and record.follow_problem not in "\n".join(found.get("behind", ())):
         found.setdefault("behind", []).append(f"signed repository: {record.follow_problem}")
         advices.setdefault(
@@ -189,3 +171,29 @@ def assess(
     if not troubles:
         return Assessment()
     return Assessment(troubles, problems, advices[troubles[0]], since_s.get(troubles[0], 0.0))
+
+
+def _assess_releases(
+    releases: Mapping[str, FollowedModel],
+    found: dict[str, list[str]],
+    advices: dict[str, str],
+    since_s: dict[str, float],
+) -> None:
+    """Add the problems of releases by trouble, with the advice and the newest time of each trouble."""
+    for model, release in releases.items():
+        serves = f"; it serves {release_name(release.installed)}" if release.installed else "; it serves none"
+        if release.state == "failed":
+            found.setdefault("failed", []).append(release.reason + serves)
+            since_s["failed"] = max(release.since_s, since_s.get("failed", 0.0))
+            advices["failed"] = (
+                "It does not try this release again. Stop or roll back its rollout, or publish a mended release."
+            )
+        elif release.state == "foreign":
+            found.setdefault("failed", []).append(f"{model}: {release.reason}")
+            advices["failed"] = "Remove the model on the box, or leave it out of the signed repository for this box."
+        elif release.wanted != release.installed:
+            reason = f": {release.reason}" if release.reason else ""
+            text = f"{release_name(release.wanted)} is not installed yet{reason}{serves}"
+            found.setdefault("behind", []).append(text)
+            since_s["behind"] = max(release.since_s, since_s.get("behind", 0.0))
+            advices["behind"] = "It tries again by itself, with pauses of up to an hour."

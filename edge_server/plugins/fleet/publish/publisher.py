@@ -87,6 +87,14 @@ class Publisher:
             raise InvalidRequest(f"'{folder}' has too many files for one release")
         if _sha256(content) in self._noted(_WITHDRAWN_KEY).get(model, ()):
             return None
+        release = self._next_release(model, content, selection, now_s)
+        self._targets.targets[release.path] = TargetFile.from_data(release.path, content, ["sha256"])
+        self.change(release)
+        write_file(self._folder / model / f"{_sha256(content)}.{release.number}.json", content)
+        return release
+
+    def _next_release(self, model: str, content: bytes, selection: Mapping[str, object], now_s: float) -> Release:
+        """Return the newest release with another selection if it has these files, else one with the next number."""
         ours = (release for release in self.releases().values() if release.model == model)
         newest = max(ours, key=lambda release: release.number, default=None)
         # A number is never used again, also if its release was withdrawn: reports name releases by it.
@@ -99,16 +107,12 @@ class Publisher:
         else:
             number, wave, since_s, stopped_at = last.get(model, 0) + 1, 0, 0.0, None
         last[model] = max(number, last.get(model, 0))
-        path = f"{model}/{number}.json"
-        release = read_release(path, selection)
+        release = read_release(f"{model}/{number}.json", selection)
         if release is None:
             raise InvalidRequest(f"'{model[:200]}' cannot be the name of a model")
         release = release._replace(stopped_at=stopped_at)
         if release.waves:
             release = release._replace(wave=min(wave, len(release.waves) - 1), wave_since_s=since_s or int(now_s))
-        self._targets.targets[path] = TargetFile.from_data(path, content, ["sha256"])
-        self.change(release)
-        write_file(self._folder / model / f"{_sha256(content)}.{number}.json", content)
         return release
 
     def change(self, release: Release) -> None:

@@ -99,6 +99,13 @@ SAME_AS: Mapping[str, str] = {
 """Name -> the sampling parameter that does the same, or comes near it."""
 
 
+_KNOWN = {
+    "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "choice", "regex", "grammar",
+    "stream", "logprobs", "logit_bias", "n", "lora_name",
+}  # fmt: skip
+
+
 def read_sampling(
     values: Mapping[str, Any], title: str, *, is_strict: bool, defaults: Sampling = DEFAULT_SAMPLING
 ) -> Sampling:
@@ -106,91 +113,104 @@ def read_sampling(
 
     Unknown names are errors if `is_strict`, otherwise those that are known to constrain a text. Raises InvalidRequest.
     """
+    unknown = sorted(set(values) - _KNOWN if is_strict else filter(partial(_constrains, values), values))
+    if unknown:
+        instead = f"; use '{SAME_AS[unknown[0]]}'" if unknown[0] in SAME_AS else ""
+        raise InvalidRequest(
+            f"{title}: unknown sampling parameter '{unknown[0][:80]}'{instead}; known are {', '.join(sorted(_KNOWN))}"
+        )
+    reader = _ValueReader(values, title)
+    if reader.whole("n", 1, 1) != 1:
+        raise reader.error("n", "1; send the request once for each text")
+    seed = reader.whole("seed", -1, -1, (1 << 63) - 1)  # as in vLLM -1 is none
+    if not isinstance(values.get("ignore_eos", False), bool):
+        raise reader.error("ignore_eos", "true or false")
+    return Sampling(
+        max_tokens=reader.whole("max_tokens", defaults.max_tokens, 0),
+        min_tokens=reader.whole("min_tokens", 0, 0),
+        temperature=reader.number("temperature", defaults.temperature, 0.0, 100.0),
+        top_p=reader.number("top_p", defaults.top_p, 1e-6, 1.0),
+        top_k=reader.whole("top_k", defaults.top_k, -1),
+        min_p=reader.number("min_p", defaults.min_p, 0.0, 1.0),
+        seed=None if seed == -1 else seed,
+        repetition_penalty=reader.number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
+        presence_penalty=reader.number("presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=reader.number("frequency_penalty", 0.0, -2.0, 2.0),
+        stop=reader.stop(),
+        ignore_eos=bool(values.get("ignore_eos", False)),
+        top_logprobs=reader.whole("logprobs", 0, 0, MAX_TOP_LOGPROBS),
+        logit_bias=_read_bias(values, title),
+        adapter=reader.text("lora_name", "the name of an adapter"),
+        **reader.constraint(),
+    )
 
-    def bad(key: str, expected: str) -> InvalidRequest:
-        return InvalidRequest(f"{title}: sampling parameter {key}: expected {expected}, got {str(values[key])[:80]!r}")
 
-    def number(key: str, default: float, least: float, most: float) -> float:
-        value = values.get(key)
+class _ValueReader:
+    """Reads single sampling parameters, each as it must be. The methods raise InvalidRequest."""
+
+    def __init__(self, values: Mapping[str, Any], title: str) -> None:
+        self._values = values
+        self._title = title
+
+    def error(self, key: str, expected: str) -> InvalidRequest:
+        given = str(self._values[key])[:80]
+        return InvalidRequest(f"{self._title}: sampling parameter {key}: expected {expected}, got {given!r}")
+
+    def number(self, key: str, default: float, least: float, most: float) -> float:
+        value = self._values.get(key)
         if value is None:
             return default
         if isinstance(value, str):  # values of request parameters may be text
             try:
                 value = float(value)
             except ValueError:
-                raise bad(key, f"{least:g} to {most:g}") from None
+                raise self.error(key, f"{least:g} to {most:g}") from None
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise bad(key, f"{least:g} to {most:g}")
+            raise self.error(key, f"{least:g} to {most:g}")
         return value
 
-    def whole(key: str, default: int, least: int, most: int = 1 << 31) -> int:
-        value = number(key, default, least, most)
+    def whole(self, key: str, default: int, least: int, most: int = 1 << 31) -> int:
+        value = self.number(key, default, least, most)
         if value != math.floor(value):
-            raise bad(key, "a whole number")
+            raise self.error(key, "a whole number")
         return int(value)
 
-    known = {
-        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
-        "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "json_schema", "choice", "regex", "grammar",
-        "stream", "logprobs", "logit_bias", "n", "lora_name",
-    }  # fmt: skip
-    unknown = sorted(set(values) - known if is_strict else filter(partial(_constrains, values), values))
-    if unknown:
-        instead = f"; use '{SAME_AS[unknown[0]]}'" if unknown[0] in SAME_AS else ""
-        raise InvalidRequest(
-            f"{title}: unknown sampling parameter '{unknown[0][:80]}'{instead}; known are {', '.join(sorted(known))}"
-        )
-    if whole("n", 1, 1) != 1:
-        raise bad("n", "1; send the request once for each text")
-    stop = values.get("stop") or ()
-    stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list | tuple) or not all(isinstance(item, str) for item in stops):
-        raise bad("stop", "a text or a list of texts")
-    if len(stops) > _MAX_STOPS or any(len(item) > _MAX_STOP_CHARACTERS for item in stops):
-        raise bad("stop", f"at most {_MAX_STOPS} texts of at most {_MAX_STOP_CHARACTERS} characters")
-    schema = values.get("json_schema")
-    if isinstance(schema, dict):  # an empty one is for any JSON
-        schema = json.dumps(schema)
-    elif schema and (not isinstance(schema, str) or not isinstance(parse_json_object(schema, title), dict)):
-        raise bad("json_schema", "a JSON schema, as an object or its text")
-    choice = values.get("choice") or ()
-    if not isinstance(choice, list | tuple) or not all(isinstance(item, str) and item for item in choice):
-        raise bad("choice", "a list of texts that are not empty")
-    regex, grammar = values.get("regex") or "", values.get("grammar") or ""
-    if not isinstance(regex, str):
-        raise bad("regex", "a regular expression")
-    if not isinstance(grammar, str):
-        raise bad("grammar", "rules in GBNF")
-    if sum(map(bool, (schema, choice, regex, grammar))) > 1:
-        raise InvalidRequest(f"{title}: expected one of the sampling parameters json_schema, choice, regex and grammar")
-    seed = whole("seed", -1, -1, (1 << 63) - 1)  # as in vLLM -1 is none
-    adapter = values.get("lora_name") or ""
-    if not isinstance(adapter, str):
-        raise bad("lora_name", "the name of an adapter")
-    for key in ("ignore_eos",):
-        if not isinstance(values.get(key, False), bool):
-            raise bad(key, "true or false")
-    return Sampling(
-        max_tokens=whole("max_tokens", defaults.max_tokens, 0),
-        min_tokens=whole("min_tokens", 0, 0),
-        temperature=number("temperature", defaults.temperature, 0.0, 100.0),
-        top_p=number("top_p", defaults.top_p, 1e-6, 1.0),
-        top_k=whole("top_k", defaults.top_k, -1),
-        min_p=number("min_p", defaults.min_p, 0.0, 1.0),
-        seed=None if seed == -1 else seed,
-        repetition_penalty=number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
-        presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=number("frequency_penalty", 0.0, -2.0, 2.0),
-        stop=tuple(stops),
-        ignore_eos=bool(values.get("ignore_eos", False)),
-        json_schema=schema or "",
-        top_logprobs=whole("logprobs", 0, 0, MAX_TOP_LOGPROBS),
-        logit_bias=_read_bias(values, title),
-        choice=tuple(choice),
-        regex=regex,
-        grammar=grammar,
-        adapter=adapter,
-    )
+    def text(self, key: str, expected: str) -> str:
+        value = self._values.get(key) or ""
+        if not isinstance(value, str):
+            raise self.error(key, expected)
+        return value
+
+    def stop(self) -> tuple[str, ...]:
+        """Return the texts that end the answer."""
+        stop = self._values.get("stop") or ()
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list | tuple) or not all(isinstance(item, str) for item in stops):
+            raise self.error("stop", "a text or a list of texts")
+        if len(stops) > _MAX_STOPS or any(len(item) > _MAX_STOP_CHARACTERS for item in stops):
+            raise self.error("stop", f"at most {_MAX_STOPS} texts of at most {_MAX_STOP_CHARACTERS} characters")
+        return tuple(stops)
+
+    def constraint(self) -> dict[str, Any]:
+        """Return what the text must match, by fields of Sampling: at most one has a value."""
+        schema = self._values.get("json_schema")
+        if isinstance(schema, dict):  # an empty one is for any JSON
+            schema = json.dumps(schema)
+        elif schema and (not isinstance(schema, str) or not isinstance(parse_json_object(schema, self._title), dict)):
+            raise self.error("json_schema", "a JSON schema, as an object or its text")
+        choice = self._values.get("choice") or ()
+        if not isinstance(choice, list | tuple) or not all(isinstance(item, str) and item for item in choice):
+            raise self.error("choice", "a list of texts that are not empty")
+        found = {
+            "json_schema": schema or "",
+            "choice": tuple(choice),
+            "regex": self.text("regex", "a regular expression"),
+            "grammar": self.text("grammar", "rules in GBNF"),
+        }
+        if sum(map(bool, found.values())) > 1:
+            names = "json_schema, choice, regex and grammar"
+            raise InvalidRequest(f"{self._title}: expected one of the sampling parameters {names}")
+        return found
 
 
 def _read_bias(values: Mapping[str, Any], title: str) -> tuple[tuple[int, float], ...]:

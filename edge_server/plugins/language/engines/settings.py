@@ -125,42 +125,15 @@ def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, bloc
             f"model '{model}': parameter max_context: expected 1 to {size.context}, the model's context, "
             f"got {max_context}"
         )
-    if "num_kv_blocks" in parameters and "kv_cache_mb" in parameters:
-        raise LoadError(f"model '{model}': parameters num_kv_blocks and kv_cache_mb: expected one of them, got both")
-    if "kv_cache_mb" in parameters:
-        if not size.bytes_per_token:
-            raise LoadError(
-                f"model '{model}': parameter kv_cache_mb: the model's files do not say how large a block of the KV "
-                "cache is; set num_kv_blocks"
-            )
-        blocks = number("kv_cache_mb", 0) * 1_000_000 // (size.bytes_per_token * block_tokens)
-    else:
-        tokens = max_num_seqs * min(max_context or _TOKENS_PER_SEQUENCE, _TOKENS_PER_SEQUENCE)
-        blocks = number("num_kv_blocks", -(-tokens // block_tokens))
-    if blocks < 1:
-        raise LoadError(
-            f"model '{model}': parameter kv_cache_mb: expected at least {size.bytes_per_token * block_tokens / 1e6:.1f}"
-            f", one block, got {parameters['kv_cache_mb']}"
-        )
+    default_tokens = max_num_seqs * min(max_context or _TOKENS_PER_SEQUENCE, _TOKENS_PER_SEQUENCE)
+    blocks = _kv_blocks(model, parameters, size, block_tokens, default_tokens)
     parser = parameters.get("tool_call_parser")
     if parser is not None and parser not in get_args(ToolFormat):
         raise LoadError(
             f"model '{model}': parameter tool_call_parser: expected {' or '.join(get_args(ToolFormat))}, got "
             f"'{parser[:80]}'"
         )
-    prompt_lookup = yes_or_no(model, parameters, "prompt_lookup", False)
-    draft_model = parameters.get("draft_model", "")
-    if prompt_lookup and draft_model:
-        raise LoadError(f"model '{model}': parameters prompt_lookup and draft_model: expected one of them, got both")
-    if draft_model in (".", "..") or "/" in draft_model:
-        raise LoadError(f"model '{model}': parameter draft_model: expected a name in the model's folder, got "
-                        f"'{draft_model[:80]}'")  # fmt: skip
-    guessed = number("num_speculative_tokens", 4) if prompt_lookup or draft_model else 0
-    if guessed > MAX_SPECULATIVE_TOKENS or ("num_speculative_tokens" in parameters and not guessed):
-        raise LoadError(
-            f"model '{model}': parameter num_speculative_tokens: expected 1 to {MAX_SPECULATIVE_TOKENS}, with "
-            f"prompt_lookup or draft_model, got {parameters['num_speculative_tokens'][:20]}"
-        )
+    prompt_lookup, draft_model, guessed_count = _speculation(model, parameters)
     return LlmSettings(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=number("max_num_batched_tokens", 256),
@@ -173,6 +146,47 @@ def read_settings(model: str, parameters: Mapping[str, str], size: LlmSize, bloc
         tool_call_parser=cast("ToolFormat | None", parser),
         prompt_lookup=prompt_lookup,
         draft_model=draft_model,
-        num_speculative_tokens=guessed,
+        num_speculative_tokens=guessed_count,
         gpu_layers=number("gpu_layers", 0),
     )
+
+
+def _kv_blocks(model: str, parameters: Mapping[str, str], size: LlmSize, block_tokens: int, default_tokens: int) -> int:
+    """Return the number of blocks of the KV cache. Raises LoadError."""
+    if "num_kv_blocks" in parameters and "kv_cache_mb" in parameters:
+        raise LoadError(f"model '{model}': parameters num_kv_blocks and kv_cache_mb: expected one of them, got both")
+    if "kv_cache_mb" not in parameters:
+        return whole_number(model, parameters, "num_kv_blocks", -(-default_tokens // block_tokens), 1)
+    if not size.bytes_per_token:
+        raise LoadError(
+            f"model '{model}': parameter kv_cache_mb: the model's files do not say how large a block of the KV "
+            "cache is; set num_kv_blocks"
+        )
+    block_bytes = size.bytes_per_token * block_tokens
+    blocks = whole_number(model, parameters, "kv_cache_mb", 0, 1) * 1_000_000 // block_bytes
+    if blocks < 1:
+        raise LoadError(
+            f"model '{model}': parameter kv_cache_mb: expected at least {block_bytes / 1e6:.1f}, one block, "
+            f"got {parameters['kv_cache_mb']}"
+        )
+    return blocks
+
+
+def _speculation(model: str, parameters: Mapping[str, str]) -> tuple[bool, str, int]:
+    """Return whether the prompt gives guesses of the next tokens, the folder of the model that does ("": none), and how
+    many are guessed at once. Raises LoadError."""
+    prompt_lookup = yes_or_no(model, parameters, "prompt_lookup", False)
+    draft_model = parameters.get("draft_model", "")
+    if prompt_lookup and draft_model:
+        raise LoadError(f"model '{model}': parameters prompt_lookup and draft_model: expected one of them, got both")
+    if draft_model in (".", "..") or "/" in draft_model:
+        raise LoadError(f"model '{model}': parameter draft_model: expected a name in the model's folder, got "
+                        f"'{draft_model[:80]}'")  # fmt: skip
+    key, guesses = "num_speculative_tokens", prompt_lookup or bool(draft_model)
+    count = whole_number(model, parameters, key, 4, 1) if guesses else 0
+    if count > MAX_SPECULATIVE_TOKENS or (key in parameters and not count):
+        raise LoadError(
+            f"model '{model}': parameter {key}: expected 1 to {MAX_SPECULATIVE_TOKENS}, with prompt_lookup or "
+            f"draft_model, got {parameters[key][:20]}"
+        )
+    return prompt_lookup, draft_model, count

@@ -41,6 +41,7 @@ from edge_server.plugins.language.engines.token_engine import (
     schema_place,
 )
 from edge_server.plugins.language.grammar.constraint import ConstraintCheck, ConstraintFailure
+from edge_server.plugins.language.text.adapt_messages import place_reasoning, replace_developer, shorten_call_ids
 from edge_server.plugins.language.text.answer_parser import (
     CONTENT_HEAD,
     HARMONY_MARKS,
@@ -48,7 +49,6 @@ from edge_server.plugins.language.text.answer_parser import (
     HarmonyParser,
     TaggedAnswerParser,
 )
-from edge_server.plugins.language.text.chat_roles import place_reasoning, replace_developer, shorten_call_ids
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.reasoning import ReasoningParser, find_reasoning_tags
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
@@ -229,25 +229,8 @@ class LlmSession(RequestSession):
         room = engine.total_blocks * engine.block_tokens
         most = min(room, engine.max_context or room)
         request = read_request(execution.request, engine.default_sampling)
-        tools = request.tools
-        if tools is not None and tools.choice == "auto" and self._tool_format is None:
-            raise InvalidRequest(
-                f"inference request to model '{self._model}': its chat template does not show how it calls tools; set "
-                "the parameter tool_call_parser"
-            )
-        sampling = request.sampling
-        if sampling.logit_bias:
-            self._check_bias(sampling.logit_bias)
-        if sampling.adapter and sampling.adapter not in engine.adapters:
-            known = f"it has {', '.join(engine.adapters)}" if engine.adapters else "it has none"
-            raise InvalidRequest(
-                f"inference request to model '{self._model}': sampling parameter lora_name: no adapter "
-                f"'{sampling.adapter[:80]}'; {known}"
-            )
-        if sampling.top_logprobs > max(engine.max_top_logprobs, 1):
-            most_told = max(engine.max_top_logprobs, 1)
-            problem = f"expected at most {most_told}, got {sampling.top_logprobs}: {engine.name} does not tell more"
-            raise BadSchema("top_logprobs", problem)
+        self._check_abilities(request)
+        tools, sampling = request.tools, request.sampling
         check = None
         if sampling.constraint:
             place = partial(schema_place, "json_schema") if tools is None or tools.choice == "auto" else tools.place
@@ -295,6 +278,31 @@ class LlmSession(RequestSession):
             # One is the chosen token with an engine that tells no other, as the first in vLLM.
             top_logprobs=min(sampling.top_logprobs, engine.max_top_logprobs) if request.has_logprobs else 0,
         )
+        self._enqueue(generation)
+
+    def _check_abilities(self, request: TextRequest) -> None:
+        """Raise InvalidRequest or BadSchema for what the engine or the chat template cannot do."""
+        engine, tools, sampling = self._engine, request.tools, request.sampling
+        if tools is not None and tools.choice == "auto" and self._tool_format is None:
+            raise InvalidRequest(
+                f"inference request to model '{self._model}': its chat template does not show how it calls tools; set "
+                "the parameter tool_call_parser"
+            )
+        if sampling.logit_bias:
+            self._check_bias(sampling.logit_bias)
+        if sampling.adapter and sampling.adapter not in engine.adapters:
+            known = f"it has {', '.join(engine.adapters)}" if engine.adapters else "it has none"
+            raise InvalidRequest(
+                f"inference request to model '{self._model}': sampling parameter lora_name: no adapter "
+                f"'{sampling.adapter[:80]}'; {known}"
+            )
+        if sampling.top_logprobs > max(engine.max_top_logprobs, 1):
+            most_told = max(engine.max_top_logprobs, 1)
+            problem = f"expected at most {most_told}, got {sampling.top_logprobs}: {engine.name} does not tell more"
+            raise BadSchema("top_logprobs", problem)
+
+    def _enqueue(self, generation: _Generation) -> None:
+        """Give a generation to the engine's thread. Raises SessionLost and QueueFull."""
         with self._changed:
             if self._is_closed:
                 raise SessionLost(f"model '{self._model}': the session is closed")
@@ -307,7 +315,7 @@ class LlmSession(RequestSession):
             self._waiting.append(generation)
             self._changed.notify_all()
             # The engine is closed after the session.
-            engine.wake()
+            self._engine.wake()
 
     def _read_prompt(self, request: TextRequest) -> Sequence[int] | ImagePrompt:
         """Return the prompt in the form that the engine takes. Raises InvalidRequest."""
@@ -533,31 +541,8 @@ class LlmSession(RequestSession):
 
     def _continue(self, generation: _Generation, event: TokenEvent, decoded: str) -> None:
         """Take the new tokens of a sequence with their text, and send what is certain."""
-        now_s = time.monotonic()
-        if event.tokens and not generation.output_tokens:
-            generation.first_token_s = now_s
-            self._metrics.first_token(now_s - generation.arrived_s)
-        generation.output_tokens += len(event.tokens)
-        generation.unsent_tokens += len(event.tokens)
-        generation.cumulative_logprob += sum(event.logprobs)
-        if generation.request.has_logprobs:
-            tops = event.top_logprobs or [()] * len(event.tokens)
-            token_texts = event.token_texts or self._engine.decode([[token] for token in event.tokens])
-            generation.unsent_logprobs += [
-                {
-                    "token": token_text,
-                    "token_id": token,
-                    "logprob": logprob,
-                    **({"top_logprobs": top} if top else {}),
-                }
-                for token, token_text, logprob, top in zip(
-                    event.tokens, token_texts, event.logprobs, tops, strict=False
-                )
-                if token >= 0
-            ]
-        self._metrics.count_tokens(len(event.tokens))
+        self._count(generation, event)
         finish = event.finish
-        generation.cached_tokens = event.cached_tokens
         add_text = generation.text.add_text if event.text is None else generation.text.add_decoded
         text = add_text(decoded, is_last=finish is not None)
         if generation.text.is_stopped:
@@ -583,6 +568,36 @@ class LlmSession(RequestSession):
             if generation.request.is_stream and has_news:
                 self._send(generation, None)
             return
+        self._finish(generation, event, finish)
+
+    def _count(self, generation: _Generation, event: TokenEvent) -> None:
+        """Count the new tokens of a sequence, and keep their probabilities until they are sent."""
+        if event.tokens and not generation.output_tokens:
+            generation.first_token_s = time.monotonic()
+            self._metrics.first_token(generation.first_token_s - generation.arrived_s)
+        generation.output_tokens += len(event.tokens)
+        generation.unsent_tokens += len(event.tokens)
+        generation.cumulative_logprob += sum(event.logprobs)
+        if generation.request.has_logprobs:
+            tops = event.top_logprobs or [()] * len(event.tokens)
+            token_texts = event.token_texts or self._engine.decode([[token] for token in event.tokens])
+            generation.unsent_logprobs += [
+                {
+                    "token": token_text,
+                    "token_id": token,
+                    "logprob": logprob,
+                    **({"top_logprobs": top} if top else {}),
+                }
+                for token, token_text, logprob, top in zip(
+                    event.tokens, token_texts, event.logprobs, tops, strict=False
+                )
+                if token >= 0
+            ]
+        self._metrics.count_tokens(len(event.tokens))
+        generation.cached_tokens = event.cached_tokens
+
+    def _finish(self, generation: _Generation, event: TokenEvent, finish: FinishReason) -> None:
+        """End a sequence: learn from its lengths, and send the last response."""
         self._end(generation)
         if isinstance(generation.prompt, ImagePrompt) and generation.prompt.images:
             if event.prompt_tokens is not None:
@@ -597,7 +612,8 @@ class LlmSession(RequestSession):
             return
         self._lengths.append(generation.output_tokens)
         self._answer_tokens = sorted(self._lengths)[len(self._lengths) * 9 // 10]
-        self._metrics.end(generation.arrived_s, generation.first_token_s, now_s, generation.output_tokens, finish)
+        ended_s = time.monotonic()
+        self._metrics.end(generation.arrived_s, generation.first_token_s, ended_s, generation.output_tokens, finish)
         self._send(generation, finish)
 
     def _fail_constraint(

@@ -35,18 +35,7 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
 
     They are in the file itself, in metadata.yaml beside it, before a TensorRT engine, or packed into a TFLite file.
     """
-    parameters: dict[str, str] = {}
-    # Other programs write files of these names, too.
-    if "stride" not in metadata and "stride:" in metadata.get("metadata.yaml", ""):
-        metadata = _texts_of(parse_yaml(metadata["metadata.yaml"]))
-    elif "stride" not in metadata and '"stride"' in metadata.get("metadata.json", ""):
-        metadata = _texts_of(parse_object("metadata.json", metadata["metadata.json"]))
-    elif "stride" not in metadata and '"stride"' in metadata.get("packed/metadata.json", ""):
-        metadata = _texts_of(parse_object("metadata.json", metadata["packed/metadata.json"]))
-        if metadata.get("task") not in ("detect", "pose", "classify") or _is_final(metadata):
-            raise UnfitMetadataError("a TFLite file is recognised for detect, pose and classify without NMS")
-        # Ultralytics divides positions by the size of the input, so that they can be quantized.
-        parameters = {} if metadata["task"] == "classify" else {"detection_box_unit": "normalized"}
+    metadata, parameters = _find_metadata(metadata)
     task = metadata.get("task")
     if "stride" not in metadata or (task is None and "names" not in metadata):
         return None
@@ -95,6 +84,22 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportedMetadata | None:
         # As LetterBox of Ultralytics, also where it shrinks a picture.
         parameters["image_interpolation"] = "linear"
     return ExportedMetadata(title, layouts, symbols, labels, size, max_stride, parameters)
+
+
+def _find_metadata(metadata: Mapping[str, str]) -> tuple[Mapping[str, str], dict[str, str]]:
+    """Return the texts of an export, wherever they are, and the parameters that follow from the place."""
+    # Other programs write files of these names, too.
+    if "stride" not in metadata and "stride:" in metadata.get("metadata.yaml", ""):
+        return _texts_of(parse_yaml(metadata["metadata.yaml"])), {}
+    if "stride" not in metadata and '"stride"' in metadata.get("metadata.json", ""):
+        return _texts_of(parse_object("metadata.json", metadata["metadata.json"])), {}
+    if "stride" in metadata or '"stride"' not in metadata.get("packed/metadata.json", ""):
+        return metadata, {}
+    found = _texts_of(parse_object("metadata.json", metadata["packed/metadata.json"]))
+    if found.get("task") not in ("detect", "pose", "classify") or _is_final(found):
+        raise UnfitMetadataError("a TFLite file is recognised for detect, pose and classify without NMS")
+    # Ultralytics divides positions by the size of the input, so that they can be quantized.
+    return found, {} if found["task"] == "classify" else {"detection_box_unit": "normalized"}
 
 
 def _texts_of(values: Mapping[str, Any]) -> dict[str, str]:

@@ -85,12 +85,7 @@ class DenseMapDecoder:
         if self.kind == "metric_depth":
             encoding, octets = "32FC1", full.astype("<f4", copy=False).reshape(-1).view(np.uint8).data
         else:
-            # In place: a frame has millions of pixels.
-            full -= np.float32(minimum)
-            full *= np.float32(_LEVELS / (maximum - minimum or 1.0))
-            full += np.float32(0.5)
-            np.clip(full, 0, _LEVELS, out=full)
-            encoding, octets = "mono16", full.astype("<u2").reshape(-1).view(np.uint8).data
+            encoding, octets = "mono16", _as_levels(full, minimum, maximum)
         return DenseMap(self.kind, fit.height, fit.width, encoding, octets, minimum, maximum, score)
 
     def find_regions(
@@ -149,6 +144,16 @@ class DenseMapDecoder:
             )
         score = float(value.reshape(()))
         return score if np.isfinite(score) else 0.0
+
+
+def _as_levels(full: FloatMap, minimum: float, maximum: float) -> memoryview:
+    """Return the numbers as levels of 16 bits from the least to the greatest one. Changes `full`."""
+    # In place: a frame has millions of pixels.
+    full -= np.float32(minimum)
+    full *= np.float32(_LEVELS / (maximum - minimum or 1.0))
+    full += np.float32(0.5)
+    np.clip(full, 0, _LEVELS, out=full)
+    return full.astype("<u2").reshape(-1).view(np.uint8).data
 
 
 def _scale_to_frame(small: FloatMap, fit: FittedPicture, size: NetworkSize) -> FloatMap:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from edge_server.config.setting import setting
-from edge_server.plugins.vision.parameter_tables import (
+from edge_server.config.model_parameters import (
     BOOLEAN,
     NOT_STATED,
     ParameterReader,
@@ -24,6 +23,7 @@ from edge_server.plugins.vision.parameter_tables import (
     text_kind,
     whole,
 )
+from edge_server.config.setting import setting
 from edge_server.record import record
 
 MAX_DETECTIONS = 1000

@@ -1,4 +1,4 @@
-"""Adaptation of messages to what a chat template takes: its roles, its ids of calls, and its name of reasoning."""
+"""Adaptation of messages to a chat template: to its roles, its ids of calls, and its name of reasoning."""
 
 from __future__ import annotations
 
