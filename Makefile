@@ -1,5 +1,6 @@
 # Short names for the commands of README.md, CONTRIBUTING.md and .ci.
-.PHONY: install test lint types ci long
+OUT = dist
+.PHONY: install test lint types dist ci long
 
 install:
 	python3 -m venv .venv && .venv/bin/pip install -e '.[test,lint]'
@@ -9,6 +10,8 @@ lint:
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 types:
 	.venv/bin/mypy
+dist:
+	.venv/bin/pip install -q build && .venv/bin/python -m build --outdir $(OUT)
 ci:
 	.ci/run
 long:

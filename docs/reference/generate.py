@@ -1,6 +1,5 @@
-"""Generator of commands.md, configuration.md, metrics.md and model-parameters.md in this folder, and of the man pages
-in systemd/man and
-completions in edge_server/cli/completions: `python docs/reference/generate.py`.
+"""Generator of commands.md, configuration.md, http-paths.md, metrics.md and model-parameters.md in this folder, of the
+man pages in systemd/man and of the completions in edge_server/cli/completions: `python docs/reference/generate.py`.
 
 The commands come from their argparse parsers, the settings of `serve` from their declarations in
 edge_server/config/server_config.py and in plugins. tests/config/test_reference.py compares the result of `generate`
@@ -16,6 +15,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
+import http_paths
 import model_parameters
 import server_metrics
 import shell_files
@@ -42,6 +42,7 @@ def generate() -> dict[str, str]:
     """Return the path below the repository -> text, the same on every Python version."""
     files = {"docs/reference/commands.md": _commands(), "docs/reference/configuration.md": _configuration()}
     files["docs/reference/model-parameters.md"] = f"{_NOTE}\n{model_parameters.generate()}"
+    files["docs/reference/http-paths.md"] = f"{_NOTE}\n{http_paths.generate()}"
     files["docs/reference/metrics.md"] = f"{_NOTE}\n{server_metrics.generate()}"
     return files | shell_files.generate()
 

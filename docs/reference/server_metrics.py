@@ -59,7 +59,7 @@ _GROUPS = (
         "edge_(temperature|power|energy|over_current|governor|throttle|shed|joules|llm|variant)_",
         "See [the governor](../operations.md#heat-and-power).",
     ),
-    _Group("Signed releases", "edge_follow_", "See [signed releases](../signed-releases.md)."),
+    _Group("Signed releases", "edge_follow_", "See [fleet](../fleet.md)."),
     _Group(
         "Frame streams, cameras, sinks and questions", "edge_(frame|source|sink|zone|line|question|questions)_",
         "Those of frames have the label `model`, and count the frames of clients and of cameras. "
@@ -72,7 +72,7 @@ _GROUPS = (
     ),
     _Group(
         "Language models", "vllm:",
-        "Labels: `model`, `model_name` and `version`. See [language models](../language-models.md#metrics).",
+        "Labels: `model`, `model_name` and `version`. See [language models](../language-models.md#measure).",
     ),
 )  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""Questions about a camera's pictures in the installed server: the file of docs/cameras.md, from the demo's face to
-sinks, events, metrics and HTTP; and what `edge-server check` says about a model that takes no pictures."""
+"""Questions about a camera's pictures in the installed server: the file of docs/camera-results.md, from the demo's face
+to sinks, events, metrics and HTTP; and what `edge-server check` says about a model that takes no pictures."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class TritonPythonModel:
 
 
 def sources_of_the_page() -> str:
-    """Return the file of docs/cameras.md, with the demo's face in place of a camera and its person."""
-    page = (ROOT / "docs/cameras.md").read_text()
+    """Return the file of docs/camera-results.md, with the demo's face in place of a camera and its person."""
+    page = (ROOT / "docs/camera-results.md").read_text()
     (text,) = re.findall(r"^<!-- file questions.toml -->\n```toml\n(.*?)```$", page, re.MULTILINE | re.DOTALL)
     for own, demo in (
         ("rtsp://user:password@192.168.1.20/stream1", "demo"), ('"yolo11n"', '"face_detection_yunet"'),

@@ -136,6 +136,20 @@ def test_the_index_names_each_document_and_leads_to_the_pages_of_the_other_folde
     assert of_users <= reached
 
 
+def test_the_index_and_the_first_sentence_of_a_page_state_the_minutes_that_reading_takes() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if page.name == "README.md":
+            continue
+        text = page.read_text()
+        stated = re.search(r"^For .*?\((\d+) minutes\)[.:;]", text.split("\n\n")[1], re.DOTALL)
+        assert stated, f"{page.name}: how many minutes does reading take?"
+        needed = len(text.split()) / 200
+        assert abs(int(stated[1]) - needed) <= max(1, needed / 10), f"{page.name} takes {needed:.1f} minutes"
+        row = re.search(rf"^\| \[{page.name}\].*\| (\d+) \|", index, re.MULTILINE)
+        assert row is None or row[1] == stated[1], page.name
+
+
 IN_OWN_WORDS = (
     "The service ends with code", "429 and 503", "context_length_exceeded", "401, 403", "A client on another",
     "ModuleNotFoundError", "Connection refused", "A camera says", "The result is", "has no field named",
@@ -356,9 +370,9 @@ RUN = {
     "docs/models.md": [pytest.mark.full],
     "docs/python-models.md": (),
     "docs/cameras.md": [pytest.mark.full],
+    "docs/camera-results.md": [pytest.mark.full],
     "docs/deployment.md": [pytest.mark.full],
     "docs/fleet.md": NEED_TUF,
-    "docs/signed-releases.md": NEED_TUF,
     "docs/operations.md": [pytest.mark.full],
     "docs/language-models.md": NEED_ENGINES,
     "docs/text-apis.md": NEED_ENGINES,

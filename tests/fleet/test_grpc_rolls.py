@@ -1,6 +1,6 @@
 """Rolling restarts of three servers lose no gRPC request: with grpc's own balancing, nginx, Caddy and Envoy.
 
-The service config and the proxies' configurations are those of docs/deployment.md.
+The service config is that of docs/deployment.md, the proxies' configurations are those of fleet/grpc.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from edge_server.protocol import messages
 from tests.kit.server import COMMAND
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
+ROOT = Path(__file__).parents[2]
 PROGRAMS = {
     name: os.environ.get(f"EDGE_TEST_{name.upper()}") or shutil.which(name) or ""
     for name in ("nginx", "caddy", "envoy")
@@ -184,17 +184,12 @@ def start(
         servers.kill()
 
 
-def documented(kind: str) -> str:
-    """Return a code block of the part about gRPC clients."""
-    text = DOCUMENT.read_text().partition("## gRPC clients")[2]
-    found = re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
 def balanced(servers: Servers, *names: str) -> tuple[str, list[tuple[str, Any]]]:
     """Return target and options of a channel with these parts of the documented service config."""
-    config = json.loads(documented("json"))
+    section = (ROOT / "docs/deployment.md").read_text().partition("## gRPC clients")[2]
+    found = re.search(r"```json\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+    config = json.loads(found[1])
     chosen = {name: config[name] for name in ("loadBalancingConfig", *names)}
     options = [
         ("grpc.service_config", json.dumps(chosen)),
@@ -225,6 +220,10 @@ def test_clients_that_balance_by_round_robin_lose_no_request(
     assert bool(load.lost) is loses, "\n".join(load.lost[:20])
 
 
+def shipped(name: str) -> str:
+    return (ROOT / "fleet/grpc" / name).read_text()
+
+
 def replaced(text: str, pairs: dict[str, str]) -> str:
     for old, new in pairs.items():
         assert old in text, old
@@ -235,7 +234,7 @@ def replaced(text: str, pairs: dict[str, str]) -> str:
 @pytest.mark.parametrize(
     "kind", ["nginx", pytest.param("caddy", marks=pytest.mark.long), pytest.param("envoy", marks=pytest.mark.long)]
 )
-def test_clients_of_a_proxy_with_the_documented_configuration_lose_no_request_while_a_server_starts(
+def test_clients_of_a_proxy_with_the_shipped_configuration_lose_no_request_while_a_server_starts(
     start: Callable[..., Servers], tmp_path: Path, free_ports: Callable[[int], list[int]], kind: str
 ) -> None:
     if not PROGRAMS[kind]:
@@ -244,7 +243,7 @@ def test_clients_of_a_proxy_with_the_documented_configuration_lose_no_request_wh
     (port,) = free_ports(1)
     pairs = {f"192.0.2.1{index}:8001": f"{address}:{servers.grpc}" for index, address in enumerate(ADDRESSES, 1)}
     if kind == "nginx":
-        text = replaced(documented("nginx"), {**pairs, "listen 9001": f"listen 127.0.0.1:{port}"})
+        text = replaced(shipped("nginx.conf"), {**pairs, "listen 9001": f"listen 127.0.0.1:{port}"})
         folders = "".join(
             f"{name}_temp_path {tmp_path}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
@@ -261,12 +260,12 @@ def test_clients_of_a_proxy_with_the_documented_configuration_lose_no_request_wh
             "0.0.0.0, port_value: 9001": f"127.0.0.1, port_value: {port}",
         }
         config = tmp_path / "envoy.yaml"
-        config.write_text(replaced(documented("yaml"), pairs))
+        config.write_text(replaced(shipped("envoy.yaml"), pairs))
         command = [PROGRAMS[kind], "-c", str(config), "--concurrency", "1", "--disable-hot-restart", "-l", "warning"]
     else:
         pairs |= {"http://:9001": f"http://:{port}"}
         config = tmp_path / "Caddyfile"
-        config.write_text(replaced(documented("caddy"), {**pairs, "{\n    servers": "{\n    admin off\n    servers"}))
+        config.write_text(replaced(shipped("Caddyfile"), {**pairs, "{\n    servers": "{\n    admin off\n    servers"}))
         command = [PROGRAMS[kind], "run", "--adapter", "caddyfile", "--config", str(config)]
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
     log_path = tmp_path / "proxy.log"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GGUF_ORDER = ("llama_cpp", "openvino_genai")
 """Runtimes for a GGUF file whose configuration names no backend, in this order. The rule is in
-docs/language-models.md#the-default-engine."""
+docs/language-engines.md#the-default-engine."""
 
 
 class LanguagePlugin(Plugin):

@@ -27,7 +27,7 @@ def read(tmp_path, text):
 
 
 def test_the_documentation_has_each_key_of_a_sink():
-    page = (Path(__file__).parents[3] / "docs" / "cameras.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "camera-results.md").read_text()
     _, _, table = page.partition("| Key | Default | Meaning |")
     table, _, _ = table.partition("\n\n")
     for key in fields(SinkEntry):

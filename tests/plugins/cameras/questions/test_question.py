@@ -117,7 +117,7 @@ def test_zones_that_are_changed_over_http_leave_the_questions_of_the_file(tmp_pa
 
 
 def test_the_documentation_has_each_key_of_a_question() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "cameras.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "camera-results.md").read_text()
     _, _, table = page.partition("| Key of a question | Meaning |")
     table, _, _ = table.partition("\n\n")
     for key in fields(QuestionEntry):

@@ -92,7 +92,7 @@ def test_keys_in_a_token_sign_and_a_box_follows(
 def test_the_schemes_of_the_documentation_are_known_to_securesystemslib() -> None:
     from securesystemslib.signer import SIGNER_FOR_URI_SCHEME
 
-    page = (Path(__file__).parents[4] / "docs" / "signed-releases.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "fleet.md").read_text()
     (block,) = re.findall(r"test_hardware_keys.py -->\n```\n(.*?)```", page, re.DOTALL)
     uris = [*parse_toml(block).values(), *re.findall("^# (.*)", block, re.MULTILINE)]
     schemes = [uri.partition(":")[0] for uri in uris]

@@ -93,7 +93,7 @@ def test_a_report_that_is_too_long_loses_its_models_and_says_so() -> None:
 
 
 def test_the_documented_queries_name_metrics_of_a_follower() -> None:
-    text = (ROOT / "docs/signed-releases.md").read_text().partition("```promql")[2].partition("```")[0]
+    text = (ROOT / "docs/fleet.md").read_text().partition("```promql")[2].partition("```")[0]
     running = ROOT / "edge_server/plugins/fleet/follow/running.py"
     declared = set(re.findall(r'Family\("(edge_follow_\w+)"', running.read_text()))
     assert set(re.findall(r"edge_\w+", text)) == declared

@@ -236,7 +236,7 @@ def test_a_publisher_whose_broker_comes_late_and_restarts_reports_anew(
 
 def documented(language: str) -> str:
     """Return the block of a language in the section about reports."""
-    text = (ROOT / "docs/signed-releases.md").read_text().partition("## Reports over MQTT")[2]
+    text = (ROOT / "docs/fleet.md").read_text().partition("## Reports over MQTT")[2]
     return dict(re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))[language]
 
 
