@@ -363,7 +363,7 @@ CLIENT_STAGES = {
         f"{_PLUGINS}.ros.recordings.shared_pictures:SharedPictures.place",
     ),
     "offer": ("edge_server.client.stream_client:StreamClient.send",),
-    "encode": ("edge_server.client.stream:encode_frame_pieces",),
+    "encode": ("edge_server.client.stream:frame_pieces",),
     "send": ("edge_server.client.http2_call:Http2ClientCall._send",),
     "receive": ("edge_server.client.http2_call:Http2ClientCall.__next__",),
     "decode": ("edge_server.client.stream_protocol:StreamProtocol.receive",),
