@@ -18,7 +18,7 @@ from edge_server.client.pictures import Image
 from edge_server.client.stream_client import StreamClient
 from edge_server.client.stream_errors import StreamError, status_error
 from edge_server.client.stream_protocol import StreamProtocol
-from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message
+from edge_server.protocol.frame_codec import STREAM_PATH, frame_pieces
 from edge_server.protocol.frame_messages import Frame, FrameResult
 
 _REASON_LOST = "Internal error from Core"
@@ -207,5 +207,5 @@ class _AioConnection:
                 if frame is None:
                     break
                 self._changed.notify_all()
-                await self._call.write(encode_client_message(frame))
+                await self._call.write(b"".join(frame_pieces(frame)))
             await self._call.done_writing()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from edge_server.protocol.frame_messages import DropReason, Frame
+from edge_server.protocol.frame_codec import EncodedFrame
+from edge_server.protocol.frame_messages import DropReason
 
 _MAX_AGE_US = (1 << 32) - 1
 
@@ -45,7 +46,7 @@ class FlowControl:
     def __init__(self, depth: int, max_in_flight: int = 0) -> None:
         self._depth = max(depth, 1)
         self._max_in_flight = max_in_flight
-        self._waiting: deque[tuple[float, Frame]] = deque()
+        self._waiting: deque[tuple[float, EncodedFrame]] = deque()
         self._offered = self._sent = self._dropped_here = self._answered = self._lost = self._connections = 0
         self._dropped_here_reported = 0
         self._dropped: Counter[DropReason] = Counter()
@@ -81,7 +82,7 @@ class FlowControl:
             return False
         return not self._max_in_flight or self._in_flight < self._max_in_flight
 
-    def offer(self, frame: Frame, now_s: float) -> None:
+    def offer(self, frame: EncodedFrame, now_s: float) -> None:
         """Add a frame; the oldest one is dropped when there are more than `depth`."""
         self._offered += 1
         self._waiting.append((now_s, frame))
@@ -98,7 +99,7 @@ class FlowControl:
         """Set the total number of frames that the server allows on this connection."""
         self._frames_allowed = max(self._frames_allowed, frames_allowed)
 
-    def take_frame(self, now_s: float) -> Frame | None:
+    def take_frame(self, now_s: float) -> EncodedFrame | None:
         """Return the next frame to send, or None without a frame or credit. The waiting time is added to its age."""
         if not self.may_send:
             return None
@@ -107,7 +108,7 @@ class FlowControl:
         self._sent_now += 1
         self._in_flight += 1
         age_us = frame.age_us + max(0, round((now_s - since_s) * 1e6))
-        return replace(frame, age_us=min(age_us, _MAX_AGE_US))
+        return EncodedFrame(frame.fields, min(age_us, _MAX_AGE_US), frame.data)
 
     def count_result(self, dropped: Mapping[DropReason, int]) -> None:
         """Count one result, and the drops since the previous result, which it reports in `dropped`.

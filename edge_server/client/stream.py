@@ -17,7 +17,7 @@ from edge_server.client.pictures import Image
 from edge_server.client.stream_client import StreamClient
 from edge_server.client.stream_errors import StreamError, status_error
 from edge_server.client.stream_protocol import StreamProtocol
-from edge_server.protocol.frame_codec import STREAM_PATH, encode_client_message, encode_frame_pieces
+from edge_server.protocol.frame_codec import STREAM_PATH, frame_pieces
 from edge_server.protocol.frame_messages import Frame, FrameResult
 
 _SENDER_END_S = 2.0
@@ -166,7 +166,7 @@ class _Http2Connection:
             if frame is None:
                 return None
             self._changed.notify_all()
-        return encode_frame_pieces(frame)
+        return frame_pieces(frame)
 
 
 class _GrpcioConnection:
@@ -203,7 +203,7 @@ class _GrpcioConnection:
                 self._changed.wait()
             else:
                 raise StopIteration
-        return encode_client_message(frame)
+        return b"".join(frame_pieces(frame))
 
     def close(self) -> None:
         """Cancel the call and close the channel."""

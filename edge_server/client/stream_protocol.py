@@ -17,7 +17,12 @@ from edge_server.client.pictures import Image, Stamp
 from edge_server.client.stream_errors import StreamError, early_end_error, unreadable_message_error
 from edge_server.core.back_off import BackOff
 from edge_server.errors import InvalidRequest
-from edge_server.protocol.frame_codec import decode_server_message, encode_client_message
+from edge_server.protocol.frame_codec import (
+    EncodedFrame,
+    decode_server_message,
+    encode_client_message,
+    encode_frame,
+)
 from edge_server.protocol.frame_messages import (
     Delivery,
     Frame,
@@ -97,19 +102,20 @@ class StreamProtocol:
         stamp: Stamp | None,
         frame_id: str,
         **layout: Any,
-    ) -> Frame:
-        """Return the frame for the arguments of `send`. Raises InvalidRequest for an invalid image."""
+    ) -> EncodedFrame:
+        """Return the frame for the arguments of `send`. Raises InvalidRequest for an invalid image.
+
+        It is encoded here: a number out of range must raise here, not on the thread that sends the frame.
+        """
         if isinstance(image, Frame):
             frame = image
         else:
             frame = pictures.make_frame(
                 image, header or pictures.make_header(stamp, frame_id, self.flow.offered + 1), **layout
             )
-        if not isinstance(frame.data, bytes | bytearray | memoryview):
+        if not isinstance(frame.data, (bytes, bytearray, memoryview)):
             raise InvalidRequest(f"'data' of Frame must be bytes, got {type(frame.data).__name__}")
-        # Encode without data: a number out of range must raise here, not on the thread that sends the frame.
-        encode_client_message(replace(frame, data=b""))
-        return frame
+        return encode_frame(frame)
 
     def connect(self) -> bytes:
         """Start a connection; return its first message."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from edge_server.core.tensor import BY_NAME, Tensor
 from edge_server.errors import InvalidRequest
@@ -38,7 +39,7 @@ from edge_server.protocol.frame_messages import (
     StreamOpened,
     StreamRequest,
 )
-from edge_server.protocol.protobuf_wire_format import encode_delimited_header
+from edge_server.protocol.protobuf_wire_format import encode_delimited_header, encode_number_field
 from edge_server.protocol.raw_fields import split
 from edge_server.protocol.raw_tensors import MAX_RANK, Buffer, raw_from_tensor, tensor_from_raw
 
@@ -66,32 +67,57 @@ _SMALL_BYTES = 1024
 _FLOAT_LIMIT = 3.4028235677973366e38
 """Numbers from here on round to infinity in 32 bits."""
 
+_FLOATS = tuple("<" + "f" * count for count in range(8))
+"""Formats of struct for numbers of 32 bits."""
+
 _REASONS = {reason.value: reason for reason in DropReason}
 
+_AGE_FIELD = 9
+"""Number of `age_us` of a frame."""
+
 _Part: TypeAlias = bytes | memoryview
+_Fields: TypeAlias = dict[str, Any]
+"""Names and values of a message's fields."""
 
 
 def encode_client_message(message: ClientMessage) -> bytes:
     """Return a ClientMessage. Raises InvalidRequest if a value does not fit its field."""
     if isinstance(message, StreamRequest):
-        return _serialized("ClientMessage", open=_open_wire(message))
-    return b"".join(encode_frame_pieces(message))
+        return _serialized("ClientMessage", open=_open_fields(message))
+    return b"".join(frame_pieces(encode_frame(message)))
 
 
-def encode_frame_pieces(frame: Frame) -> list[bytes | memoryview]:
-    """Return a ClientMessage with a frame as its parts, of which one is a view of the frame's data.
+class EncodedFrame(NamedTuple):
+    """A frame to send. `fields` are its encoded fields but for the age, which grows while it waits, and the data."""
+
+    fields: bytes
+    age_us: int
+    data: Buffer
+
+
+def encode_frame(frame: Frame) -> EncodedFrame:
+    """Encode a frame for `frame_pieces`, without a copy of its data.
 
     Raises InvalidRequest if a value does not fit its field.
     """
     region = frame.region
     fields = _serialized(
-        "Frame", header=_header_wire(frame.header), height=frame.height, width=frame.width, encoding=frame.encoding,
-        step=frame.step, is_bigendian=frame.is_bigendian, format=frame.format, age_us=frame.age_us,
-        region=None if region is None else _wire(
-            "Region", name=region.name, offset=region.offset, byte_size=region.byte_size
-        ),
+        "Frame", header=_header_fields(frame.header), height=frame.height, width=frame.width, encoding=frame.encoding,
+        step=frame.step, is_bigendian=frame.is_bigendian, format=frame.format,
+        region=None if region is None else {
+            "name": region.name, "offset": region.offset, "byte_size": region.byte_size
+        },
     )  # fmt: skip
-    return _nested(2, [fields, *_payload(15, "Frame", frame.data)])
+    return EncodedFrame(fields, int(_fitting("Frame", "age_us", frame.age_us)), frame.data)
+
+
+def frame_pieces(frame: EncodedFrame) -> list[bytes | memoryview]:
+    """Return a ClientMessage with a frame as its parts, of which one is a view of the frame's data.
+
+    Raises InvalidRequest if the data are no bytes.
+    """
+    age = encode_number_field(_AGE_FIELD, frame.age_us) if frame.age_us else b""
+    return _nested(2, [frame.fields + age, *_payload(15, "Frame", frame.data)])
 
 
 def decode_client_message(data: Buffer) -> ClientMessage:
@@ -118,19 +144,23 @@ def decode_client_message(data: Buffer) -> ClientMessage:
 
 def encode_server_message(message: ServerMessage, frames_allowed: int = 0) -> bytes:
     """Return a ServerMessage. Raises InvalidRequest if a value does not fit its field."""
-    allowed = _serialized("ServerMessage", frames_allowed=frames_allowed)
     if isinstance(message, FrameResult):
-        return _joined([_nested(2, _result_parts(message)), [allowed]])
+        allowed = encode_number_field(15, frames_allowed) if frames_allowed else b""
+        return b"".join((*_nested(2, _result_parts(message)), allowed))
+    fields: _Fields
     if isinstance(message, StreamOpened):
-        wire = _wire(
-            "Opened", stream_id=message.stream_id, model=message.model, version=message.version,
-            runtime=message.runtime, labels=message.labels, counts=_counts_wire(message.counts), server=message.server,
-        )  # fmt: skip
-        return _serialized("ServerMessage", opened=wire) + allowed
+        fields = {
+            "stream_id": message.stream_id, "model": message.model, "version": message.version,
+            "runtime": message.runtime, "labels": message.labels, "counts": _counts_fields(message.counts),
+            "server": message.server,
+        }  # fmt: skip
+        return _serialized("ServerMessage", opened=fields, frames_allowed=frames_allowed)
     if isinstance(message, FrameDropped):
-        wire = _wire("Dropped", header=_header_wire(message.header), reason=message.reason.value, detail=message.detail)
-        return _serialized("ServerMessage", dropped=wire) + allowed
-    return _serialized("ServerMessage", credit=_wire("Credit")) + allowed
+        fields = {
+            "header": _header_fields(message.header), "reason": message.reason.value, "detail": message.detail
+        }  # fmt: skip
+        return _serialized("ServerMessage", dropped=fields, frames_allowed=frames_allowed)
+    return _serialized("ServerMessage", credit={}, frames_allowed=frames_allowed)
 
 
 def decode_server_message(data: Buffer) -> tuple[ServerMessage, int]:
@@ -171,55 +201,55 @@ def decode_server_message(data: Buffer) -> tuple[ServerMessage, int]:
     return message, wire.frames_allowed
 
 
-# -- nouns to messages
+# -- nouns to the fields of messages
 
 
-def _open_wire(request: StreamRequest) -> Any:
+def _open_fields(request: StreamRequest) -> _Fields:
     returns, delivery = request.returns, request.delivery
     _check_floats("Delivery", max_fps=delivery.max_fps, weight=delivery.weight)
-    return _wire(
-        "Open", model=request.model, version=request.version, stream_id=request.stream_id, client=request.client,
-        returns=None if returns == Returns() else _wire(
-            "Returns", tensors=returns.tensors, top_k=returns.top_k, detections=returns.has_detections,
-            mask=returns.has_mask, annotated_jpeg=returns.has_annotated_jpeg, jpeg_quality=returns.jpeg_quality,
-            map=returns.has_map,
-        ),
-        delivery=_wire(
-            "Delivery", depth=delivery.depth, max_age_ms=delivery.max_age_ms, deadline_ms=delivery.deadline_ms,
-            max_fps=delivery.max_fps, weight=delivery.weight, priority=delivery.priority,
-            notify_drops=delivery.notifies_drops,
-        ),
-    )  # fmt: skip
+    return {
+        "model": request.model, "version": request.version, "stream_id": request.stream_id, "client": request.client,
+        "returns": None if returns == Returns() else {
+            "tensors": returns.tensors, "top_k": returns.top_k, "detections": returns.has_detections,
+            "mask": returns.has_mask, "annotated_jpeg": returns.has_annotated_jpeg,
+            "jpeg_quality": returns.jpeg_quality, "map": returns.has_map,
+        },
+        "delivery": {
+            "depth": delivery.depth, "max_age_ms": delivery.max_age_ms, "deadline_ms": delivery.deadline_ms,
+            "max_fps": delivery.max_fps, "weight": delivery.weight, "priority": delivery.priority,
+            "notify_drops": delivery.notifies_drops,
+        },
+    }  # fmt: skip
 
 
-def _header_wire(header: FrameHeader) -> Any:
-    return _wire("Header", sec=header.sec, nanosec=header.nanosec, frame_id=header.frame_id, seq=header.seq)
+def _header_fields(header: FrameHeader) -> _Fields:
+    return {"sec": header.sec, "nanosec": header.nanosec, "frame_id": header.frame_id, "seq": header.seq}
 
 
-def _drops_wire(counts: Mapping[DropReason, int]) -> list[Any]:
-    return [_wire("DropCount", reason=reason.value, count=count) for reason, count in counts.items() if count]
+def _drops_fields(counts: Mapping[DropReason, int]) -> list[_Fields]:
+    return [{"reason": reason.value, "count": count} for reason, count in counts.items() if count]
 
 
-def _counts_wire(counts: StreamCounts) -> Any:
-    return _wire(
-        "Counts", received=counts.received, answered=counts.answered, dropped=_drops_wire(counts.dropped),
-        late=counts.late,
-    )  # fmt: skip
+def _counts_fields(counts: StreamCounts) -> _Fields:
+    return {
+        "received": counts.received, "answered": counts.answered, "dropped": _drops_fields(counts.dropped),
+        "late": counts.late,
+    }  # fmt: skip
 
 
 def _result_parts(result: FrameResult) -> list[_Part]:
     times = result.times
     fields = _serialized(
-        "Result", header=_header_wire(result.header),
-        times=_wire(
-            "Times", received_unix_ns=times.received_unix_ns, taken_us=times.taken_us, queued_us=times.queued_us,
-            started_us=times.started_us, finished_us=times.finished_us,
-        ),
-        dropped=_drops_wire(result.dropped), counts=_counts_wire(result.counts), model=result.model,
+        "Result", header=_header_fields(result.header),
+        times={
+            "received_unix_ns": times.received_unix_ns, "taken_us": times.taken_us, "queued_us": times.queued_us,
+            "started_us": times.started_us, "finished_us": times.finished_us,
+        },
+        dropped=_drops_fields(result.dropped), counts=_counts_fields(result.counts), model=result.model,
         version=result.version, variant=result.variant, runtime=result.runtime, governor=result.governor,
         governor_detail=result.governor_detail, height=result.height, width=result.width,
-        batch_size=result.batch_size, classes=[_class_score_wire(item) for item in result.classes],
-        detections=[_detection_wire(item) for item in result.detections], error_code=result.error_code,
+        batch_size=result.batch_size, classes=[_class_score_fields(item) for item in result.classes],
+        detections=[_detection_fields(item) for item in result.detections], error_code=result.error_code,
         error=result.error, is_late=result.is_late,
     )  # fmt: skip
     parts: list[_Part] = [fields]
@@ -239,34 +269,33 @@ def _result_parts(result: FrameResult) -> list[_Part]:
     return parts + _payload(18, "Result", result.annotated_jpeg)
 
 
-def _class_score_wire(item: ClassScore) -> Any:
+def _class_score_fields(item: ClassScore) -> _Fields:
     _check_floats("ClassScore", score=item.score)
-    return _wire("ClassScore", index=item.index, score=item.score, label=item.label)
+    return {"index": item.index, "score": item.score, "label": item.label}
 
 
-def _detection_wire(item: Detection) -> Any:
-    box = {"x_min": item.x_min, "y_min": item.y_min, "x_max": item.x_max, "y_max": item.y_max, "score": item.score}
-    _check_floats("Detection", **box, text_score=item.text_score)
-    keypoints = []
-    for point in item.keypoints:
-        coordinates = {"x": point.x, "y": point.y, "score": point.score}
-        _check_floats("Keypoint", **coordinates)
-        keypoints.append(_wire("Keypoint", **coordinates))
-    return _wire(
-        "Detection", **box, class_index=item.class_index, label=item.label, keypoints=keypoints,
-        track_id=item.track_id, rotated=None if item.rotated is None else _rotated_box_wire(item.rotated),
-        mask=None if item.mask is None else _object_mask_wire(item.mask), text=item.text, text_score=item.text_score,
-    )  # fmt: skip
-
-
-def _rotated_box_wire(box: RotatedBox) -> Any:
-    fields = {"x": box.x, "y": box.y, "width": box.width, "height": box.height, "angle": box.angle}
-    _check_floats("RotatedBox", **fields)
-    return _wire("RotatedBox", **fields)
-
-
-def _object_mask_wire(mask: ObjectMask) -> Any:
-    return _wire("ObjectMask", x=mask.x, y=mask.y, width=mask.width, height=mask.height, data=bytes(mask.data))
+def _detection_fields(item: Detection) -> _Fields:
+    fields: _Fields = {
+        "x_min": item.x_min, "y_min": item.y_min, "x_max": item.x_max, "y_max": item.y_max, "score": item.score,
+        "text_score": item.text_score,
+    }  # fmt: skip
+    _check_floats("Detection", **fields)
+    fields["class_index"], fields["label"], fields["track_id"] = item.class_index, item.label, item.track_id
+    if item.keypoints:
+        fields["keypoints"] = points = [{"x": one.x, "y": one.y, "score": one.score} for one in item.keypoints]
+        for point in points:
+            _check_floats("Keypoint", **point)
+    if (box := item.rotated) is not None:
+        rotated = {"x": box.x, "y": box.y, "width": box.width, "height": box.height, "angle": box.angle}
+        _check_floats("RotatedBox", **rotated)
+        fields["rotated"] = rotated
+    if (mask := item.mask) is not None:
+        fields["mask"] = {
+            "x": mask.x, "y": mask.y, "width": mask.width, "height": mask.height, "data": bytes(mask.data)
+        }  # fmt: skip
+    if item.text:
+        fields["text"] = item.text
+    return fields
 
 
 # -- messages to nouns
@@ -394,17 +423,29 @@ def _class(name: str) -> MessageClass:
     return message_class(f"edge.frames.v1.{name}")
 
 
-def _wire(name: str, /, **values: Any) -> Any:
-    """Return a message. Raises InvalidRequest that names the value that does not fit."""
-    try:
-        return _class(name)(**values)
-    except (TypeError, ValueError):
-        return _class(name)(**{key: _fitting(name, key, value) for key, value in values.items()})
-
-
 def _serialized(name: str, /, **values: Any) -> bytes:
-    octets: bytes = _wire(name, **values).SerializeToString()
+    """Return a message; nested ones are given as their fields. Raises InvalidRequest that names the value that does not
+    fit."""
+    try:
+        message = _class(name)(**values)
+    except (TypeError, ValueError):
+        message = _class(name)(**_fitting_fields(name, values))
+    octets: bytes = message.SerializeToString()
     return octets
+
+
+def _fitting_fields(name: str, values: _Fields) -> _Fields:
+    """Return values that fit their fields, see `_fitting`."""
+    found: _Fields = {}
+    for key, value in values.items():
+        nested = _class(name).DESCRIPTOR.fields_by_name[key].message_type
+        if nested is None or value is None:
+            found[key] = _fitting(name, key, value)
+        elif isinstance(value, dict):
+            found[key] = _fitting_fields(nested.name, value)
+        else:
+            found[key] = [_fitting_fields(nested.name, one) for one in value]
+    return found
 
 
 def _fitting(name: str, key: str, value: Any) -> Any:
@@ -433,9 +474,14 @@ def _without_surrogates(text: str) -> str:
 
 def _check_floats(name: str, /, **values: float) -> None:
     """Raise InvalidRequest for a number that would become infinite. protobuf does not."""
-    for key, value in values.items():
-        if abs(value) >= _FLOAT_LIMIT and not math.isinf(value):
-            raise InvalidRequest(f"'{key}' of {name} must be a number that fits into 32 bits, got {value!r}")
+    try:
+        struct.pack(_FLOATS[len(values)], *values.values())
+    except OverflowError:
+        key = next(key for key, value in values.items() if abs(value) >= _FLOAT_LIMIT and not math.isinf(value))
+        message = f"'{key}' of {name} must be a number that fits into 32 bits, got {values[key]!r}"
+    else:
+        return
+    raise InvalidRequest(message)
 
 
 def _payload(number: int, name: str, value: Buffer) -> list[_Part]:
@@ -453,10 +499,6 @@ def _payload(number: int, name: str, value: Buffer) -> list[_Part]:
 def _nested(number: int, parts: Sequence[_Part]) -> list[_Part]:
     """Return a field with a message that consists of `parts`."""
     return [encode_delimited_header(number, sum(map(len, parts))), *parts]
-
-
-def _joined(fields: Iterable[Sequence[_Part]]) -> bytes:
-    return b"".join(part for parts in fields for part in parts)
 
 
 def _parsed(name: str, data: Buffer) -> Any:

@@ -1,8 +1,10 @@
-"""Measurements of frame streams: `python tests/bench/frame_stream.py [--tables=cpu,rate,limited] [--rounds=N]`.
+"""Measurements of frame streams: `python tests/bench/frame_stream.py [--tables=cpu,stages,rate,limited] [--rounds=N]`.
 
 - cpu: CPU time of client and server for a frame of 640x480, one and four cameras of 30 frames a second, beside the bare
   runtime with the same preprocessing, which a plain loop calls at the same rate: raw bgr8, JPEG, shared memory, and
   RTSP, where the server opens the camera and the plain loop reads it. `tiny` is a network of microseconds.
+- stages: where the CPU time of a frame goes, in server and client. Some functions of both are replaced by ones that
+  measure their own CPU time, without that of measured functions that they call.
 - rate: frames a second through one stream and through four beside the same loop at full speed, and the latency that the
   stream adds to one frame alone.
 - limited: four cameras of 30 frames a second at a model that can do 40: what each gets, how old, and what is dropped.
@@ -17,7 +19,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import itertools
+import json
 import os
 import shutil
 import statistics
@@ -26,10 +30,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import shared_memory
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -323,6 +330,174 @@ def share(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(int(part * len(values)), len(values) - 1)] if values else float("nan")
 
 
+# -- stages
+
+COUNTS_FLAG = "--stages-to="
+REPLAYED = 900
+"""Frames of a recording."""
+_PLUGINS = "edge_server.plugins"
+SERVER_STAGES = {
+    "receive": ("edge_server.frontends.http2.connection:Http2Connection.on_event",),
+    "message": (f"{_PLUGINS}.cameras.endpoints.stream_call:decode_client_message",),
+    "queue": (
+        f"{_PLUGINS}.cameras.endpoints.stream_call:FrameCall.on_message",
+        f"{_PLUGINS}.cameras.streams.model_workers:ModelWorkers._next",
+        f"{_PLUGINS}.cameras.streams.model_workers:ModelWorkers.adapt",
+        f"{_PLUGINS}.cameras.streams.model_workers:ModelWorkers._run",
+    ),
+    "decode": (f"{_PLUGINS}.vision.image_plan:ImagePlan.read_frame",),
+    "resize": (f"{_PLUGINS}.vision.image_plan:resized",),
+    "normalise": (f"{_PLUGINS}.vision.image_plan:ImagePlan.write",),
+    "submit": (f"{_PLUGINS}.cameras.streams.frame_pipeline:FramePipeline._ask",),
+    "run": (
+        "edge_server.backends.onnxruntime.session:OnnxSession.run",
+        "edge_server.backends.openvino.session:OpenVinoSession.run",
+    ),
+    "heads": (f"{_PLUGINS}.cameras.streams.frame_pipeline:FramePipeline._result",),
+    "encode": (f"{_PLUGINS}.cameras.endpoints.stream_call:encode_server_message",),
+    "send": (f"{_PLUGINS}.cameras.endpoints.stream_call:FrameCall._flush",),
+}
+CLIENT_STAGES = {
+    "read": (
+        f"{_PLUGINS}.ros.recordings.frame_window:FrameWindow.take",
+        f"{_PLUGINS}.ros.recordings.shared_pictures:SharedPictures.place",
+    ),
+    "offer": ("edge_server.client.stream_client:StreamClient.send",),
+    "encode": ("edge_server.client.stream:frame_pieces",),
+    "send": ("edge_server.client.http2_call:Http2ClientCall._send",),
+    "receive": ("edge_server.client.http2_call:Http2ClientCall.__next__",),
+    "decode": ("edge_server.client.stream_protocol:StreamProtocol.receive",),
+    "write": (f"{_PLUGINS}.ros.recordings.replay:_TopicStream._receive",),
+}
+"""Stage -> functions, as "module:name". What a stage costs is the time in these functions without that in functions of
+other stages that they call. The rest of a process's time is in no stage: threads that wake up, and what calls these."""
+
+
+class Stages:
+    """Measures the stages of this process. `spent_ns` has the CPU time of each stage."""
+
+    def __init__(self, stages: Mapping[str, Sequence[str]]) -> None:
+        self.spent_ns: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._nested = threading.local()
+        for stage, functions in stages.items():
+            for function in functions:
+                module, _, path = function.partition(":")
+                *owners, name = path.split(".")
+                owner: Any = importlib.import_module(module)
+                for part in owners:
+                    owner = getattr(owner, part)
+                setattr(owner, name, self._measured(stage, getattr(owner, name)))
+
+    def _measured(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        nested, clock = self._nested, time.thread_time_ns
+
+        def measured(*arguments: Any, **named: Any) -> Any:
+            outer, nested.ns = getattr(nested, "ns", 0), 0
+            began = clock()
+            try:
+                return function(*arguments, **named)
+            finally:
+                spent = clock() - began
+                with self._lock:
+                    self.spent_ns[stage] += spent - nested.ns
+                nested.ns = outer + spent
+
+        return measured
+
+
+def run_measured(counts: Path, arguments: Sequence[str]) -> None:
+    """Run the command `edge-server` with measured stages, and write their times to a file ten times a second."""
+    from edge_server.cli.main import main as run_command
+
+    measured = Stages(SERVER_STAGES if arguments[0] == "serve" else CLIENT_STAGES)
+    replaced = counts.with_suffix(".new")
+    is_over = threading.Event()
+
+    def write() -> None:
+        is_last = False
+        while not is_last:
+            is_last = is_over.wait(0.1)
+            replaced.write_text(json.dumps({**measured.spent_ns, "all": time.process_time_ns()}))
+            replaced.replace(counts)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        status = run_command(arguments)
+    finally:
+        is_over.set()
+        writer.join()
+    raise SystemExit(status)
+
+
+def stage_times(folder: Path, rounds: int) -> None:
+    print(f"\nCPU microseconds of a frame of {WIDTH}x{HEIGHT} by stage, tiny on onnxruntime: four cameras of {FPS:g} "
+          "frames a second, and a recording at full speed; medians")  # fmt: skip
+    there, here = folder.parent / "server.json", folder.parent / "client.json"
+    stages = Stages(CLIENT_STAGES)
+    found: dict[str, list[dict[str, float]]] = {}
+    flags = ("--allow-client-shm=true", "--model-control-mode=explicit", "--load-model=tiny")
+    with server(folder, *flags, program=measured_command(there)) as where, pictures(where) as source:
+        for _, wire in itertools.product(range(rounds), WIRES):
+            before: Counter[str] = Counter()
+            cpu_of_streams(where, "tiny", 4, wire, source, partial(mark_stages, before, there, stages))
+            took = stages_of_both(there, stages)
+            took.subtract(before)
+            found.setdefault(wire, []).append({name: ns / (4 * CAMERA_S * FPS) for name, ns in took.items()})
+        for name, encoding in (("recording raw", ""), ("recording jpeg", "jpeg")):
+            found[name] = [replay_stages(where, folder.parent, encoding, there, here) for _ in range(rounds)]
+    rows = []
+    for side, names in (("server", SERVER_STAGES), ("client", CLIENT_STAGES)):
+        for each in itertools.chain.from_iterable(found.values()):
+            each[f"{side} rest"] = each[f"{side} all"] - sum(each.get(f"{side} {name}", 0.0) for name in names)
+        rows += [
+            (name, *(f"{statistics.median(one.get(name, 0.0) for one in each) / 1000:.0f}" for each in found.values()))
+            for name in (f"{side} {stage}" for stage in (*names, "rest", "all"))
+        ]
+    show(("stage", *found), rows)
+
+
+def replay_stages(where: Server, home: Path, encoding: str, there: Path, here: Path) -> dict[str, float]:
+    """Return the nanoseconds of each stage for a frame of a recording. The server's first frames are long past, the
+    command's start counts as its rest."""
+    from ros_replay import write_drive
+
+    drive, output = home / f"drive_{encoding}", home / "labels.mcap"
+    if not drive.exists():
+        write_drive(drive, WIDTH, HEIGHT, encoding, REPLAYED)
+    before = stages_now("server", there)
+    command = [*measured_command(here), "ros", "replay", str(drive), "--model=tiny", f"--address={where.grpc}",
+               f"--output={output}"]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    output.unlink()
+    time.sleep(0.15)
+    took = stages_now("server", there)
+    took.subtract(before)
+    took.update(stages_now("client", here))
+    return {name: ns / REPLAYED for name, ns in took.items()}
+
+
+def mark_stages(counts: Counter[str], there: Path, here: Stages) -> None:
+    counts.update(stages_of_both(there, here))
+
+
+def stages_of_both(there: Path, here: Stages) -> Counter[str]:
+    """Return the nanoseconds so far of each stage of the server, and of this client."""
+    now = {"client all": time.process_time_ns()} | {f"client {name}": ns for name, ns in here.spent_ns.items()}
+    time.sleep(0.15)
+    return stages_now("server", there) + Counter(now)
+
+
+def measured_command(counts: Path) -> list[str]:
+    return [sys.executable, __file__, f"{COUNTS_FLAG}{counts}"]
+
+
+def stages_now(side: str, counts: Path) -> Counter[str]:
+    """Return the nanoseconds so far of each stage of a process that `run_measured`, and of all that it did."""
+    return Counter({f"{side} {name}": ns for name, ns in json.loads(counts.read_text()).items()})
+
+
 # -- rates
 
 
@@ -404,8 +579,13 @@ def served_name(model: str) -> str:
     return model if model == "tiny" else served_as(model, RUNTIMES[0], 0)
 
 
-def cpu_of_streams(where: Server, model: str, count: int, wire: str, source: Pictures) -> tuple[float, float, float]:
-    """Return CPU milliseconds of server and client for a frame, and results a second of each of `count` cameras."""
+def cpu_of_streams(
+    where: Server, model: str, count: int, wire: str, source: Pictures, begin: Callable[[], None] = lambda: None
+) -> tuple[float, float, float]:
+    """Return CPU milliseconds of server and client for a frame, and results a second of each of `count` cameras.
+
+    `begin` is called before the frames that count.
+    """
     answered = [0] * count
     warm = threading.Barrier(count + 1, timeout=30)
 
@@ -420,6 +600,9 @@ def cpu_of_streams(where: Server, model: str, count: int, wire: str, source: Pic
     for thread in threads:
         thread.start()
     # The first frames find nothing warm.
+    while warm.n_waiting < count:
+        time.sleep(0.01)
+    begin()
     warm.wait()
     began, cpu_there, cpu_here, before = time.perf_counter(), where.cpu_s(), time.process_time(), sum(answered)
     for thread in threads:
@@ -573,8 +756,10 @@ def show(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:] and sys.argv[1].startswith(COUNTS_FLAG):
+        run_measured(Path(sys.argv[1].removeprefix(COUNTS_FLAG)), sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", default="cpu,rate,limited")
+    parser.add_argument("--tables", default="cpu,rate,limited,stages")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     tables = options.tables.split(",")
@@ -588,6 +773,8 @@ def main() -> None:
             beside_the_runtime(where, source, options.rounds)
         if "limited" in tables:
             four_cameras(where, source)
+        if "stages" in tables:
+            stage_times(folder, options.rounds)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from edge_server.client.flow_control import Counters, FlowControl
 from edge_server.core.back_off import BackOff
-from edge_server.protocol.frame_messages import DropReason, Frame, FrameHeader
+from edge_server.protocol.frame_codec import EncodedFrame
+from edge_server.protocol.frame_messages import DropReason
 
 
-def frame(seq: int, age_us: int = 0) -> Frame:
-    return Frame(FrameHeader(seq=seq), age_us=age_us)
+def frame(seq: int, age_us: int = 0) -> EncodedFrame:
+    return EncodedFrame(bytes([seq % 256]), age_us, b"")
 
 
 STEPS = st.lists(
@@ -61,7 +62,7 @@ def test_without_credit_no_frame_is_sent_and_credit_never_decreases() -> None:
     flow.allow(0)
     flow.offer(frame(2), 0.0)
     flow.offer(frame(3), 0.0)
-    assert [flow.take_frame(0.0).header.seq for _ in range(2)] == [2, 3]
+    assert [flow.take_frame(0.0).fields for _ in range(2)] == [b"\x02", b"\x03"]
     flow.offer(frame(4), 0.0)
     assert flow.take_frame(0.0) is None
     assert flow.counters() == Counters(offered=4, sent=2, dropped_here=1, waiting=1, in_flight=2, connections=1)

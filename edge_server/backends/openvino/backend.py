@@ -37,6 +37,7 @@ from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.backends.openvino.model_reader import (
     GraphReader,
     bf16_names,
+    convolution_inputs,
     declared_tensor,
     dims,
     exception_classes,
@@ -121,7 +122,9 @@ class OpenVinoBackend(Backend):
             )
             rows = plan.batch_rows if plan.is_padded else 0
             give_back = partial(self._shared.give_back, key)
-            return OpenVinoSession(job.spec.name, info, compiled, request, rows, give_back, self._failures)
+            return OpenVinoSession(
+                job.spec.name, info, compiled, request, rows, give_back, self._failures, self._ov.Tensor
+            )
         self._shared.give_back(key)
         raise failure
 
@@ -160,7 +163,9 @@ class OpenVinoBackend(Backend):
             # From the graph, not from the compiled model: compiling adds names.
             inputs, outputs = positions(model.inputs), positions(model.outputs)
             bf16 = bf16_names((*model.inputs, *model.outputs))
-            return CompiledModel(compiled, inputs, outputs, bf16, precision, {**dict(plan.properties), **options})
+            in_place = convolution_inputs(model) - bf16 if device == "CPU" else frozenset[str]()
+            all_options = {**dict(plan.properties), **options}
+            return CompiledModel(compiled, inputs, outputs, bf16, in_place, precision, all_options)
         raise failure
 
     def _reshape(self, model: Any, spec: ModelSpec, plan: CompileOptions) -> None:

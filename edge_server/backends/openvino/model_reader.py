@@ -187,6 +187,20 @@ def bf16_names(ports: Sequence[Any]) -> frozenset[str]:
     return frozenset(name for port in ports if _type_name(port) == "bf16" for name in _names(port))
 
 
+_CONVOLUTIONS = ("Convolution", "GroupConvolution")
+
+
+def convolution_inputs(model: Any) -> frozenset[str]:
+    """Return all names of the inputs that only convolutions read. None of them reaches an output unchanged, and no
+    layer writes its result into their memory."""
+    return frozenset(
+        name
+        for port in model.inputs
+        if all(reader.get_node().get_type_name() in _CONVOLUTIONS for reader in port.get_target_inputs())
+        for name in _names(port)
+    )
+
+
 def dims(port: Any) -> tuple[int, ...]:
     """Return the dims of an input or output with a fixed number of dimensions, -1 for any size."""
     return tuple(dim.get_length() if dim.is_static else -1 for dim in port.get_partial_shape())

@@ -20,19 +20,28 @@ Shapes: TypeAlias = "Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]"
 
 @record(frozen=True, slots=True)
 class CompiledModel:
-    """A compiled model, the positions of its inputs and outputs, and its precision and options."""
+    """A compiled model, the positions of its inputs and outputs, and its precision and options.
+
+    `readable_in_place` are inputs that a run may read in their owner's memory, see `OpenVinoSession`.
+    """
 
     model: Any
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
     bf16: frozenset[str]
     """Names of bfloat16 tensors, which are passed as bit patterns."""
+    readable_in_place: frozenset[str]
     precision: str
     options: Mapping[str, str]
 
 
 class OpenVinoSession(Session):
-    """One infer request of a shared compiled model."""
+    """One infer request of a shared compiled model.
+
+    The CPU's graph (2026.4) gives an output the memory of an input that reaches it unchanged, and a later run would
+    write there, into an array that its owner has freed or shares. So such inputs are copied into the request's own
+    memory. Others are read where they are.
+    """
 
     def __init__(
         self,
@@ -43,9 +52,10 @@ class OpenVinoSession(Session):
         padded_rows: int,
         give_back: Callable[[], None],
         failures: tuple[type[Exception], ...],
+        make_tensor: Callable[..., Any],
     ) -> None:
         """`padded_rows`: rows to pad batches to, 0 for none. `give_back` releases the share in the compiled model.
-        `failures` are OpenVINO's exception classes."""
+        `failures` are OpenVINO's exception classes, `make_tensor` is its Tensor."""
         self.info = info
         self._failures = failures
         self._model = model
@@ -59,6 +69,11 @@ class OpenVinoSession(Session):
         """Of the last successful run, of a batch or in `_recover`."""
         self._padded_rows = padded_rows
         self._bf16 = compiled.bf16
+        self._readable_in_place = compiled.readable_in_place if not padded_rows else frozenset[str]()
+        in_place = {self._inputs[name] for name in self._readable_in_place}
+        self._own = {index: request.get_input_tensor(index) for index in in_place}
+        """The request's own memory of these inputs: after a run the request refers to no other."""
+        self._make_tensor = make_tensor
         self._give_back = give_back
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
@@ -103,13 +118,18 @@ class OpenVinoSession(Session):
 
     def _infer(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         rows = 0
+        borrowed = []
         for name, array in inputs.items():
+            # OpenVINO takes no memory that is read-only.
+            if name in self._readable_in_place and array.flags.carray:
+                index = self._inputs[name]
+                self._request.set_input_tensor(index, self._make_tensor(array, shared_memory=True))
+                borrowed.append(index)
+                continue
             shape = array.shape
             if self._padded_rows and len(array) < self._padded_rows:
                 rows = len(array)
                 shape = (self._padded_rows, *shape[1:])
-            # Copied into the request's own memory. The CPU's graph (2026.4) gives an output the memory of an input that
-            # reaches it unchanged, and a later run would write there, into an array that its owner has freed or shares.
             tensor = self._request.get_input_tensor(self._inputs[name])
             tensor.shape = shape
             memory = tensor.data.view(np.uint16) if name in self._bf16 else tensor.data
@@ -118,7 +138,11 @@ class OpenVinoSession(Session):
                 memory = memory[:rows]
             np.copyto(memory, array, casting="no")
         # Results share the request's memory, which the next run overwrites. So they are copied.
-        results = list(self._request.infer(share_outputs=True).values())
+        try:
+            results = list(self._request.infer(share_outputs=True).values())
+        finally:
+            for index in borrowed:
+                self._request.set_input_tensor(index, self._own[index])
         found = {
             name: np.array(results[self._outputs[name]][:rows] if rows else results[self._outputs[name]])
             for name in outputs

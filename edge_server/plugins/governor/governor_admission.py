@@ -47,6 +47,8 @@ class GovernorAdmission:
         self._allocator = RateAllocator(control_floor_share, lambda: self.control_need())
         self.decision = PolicyDecision()
         """The decision in effect."""
+        self._state = GovernorState()
+        """The state to report, of that decision."""
         self._random = random.Random(seed)
         self._shed: dict[tuple[PriorityClass, str], int] = {}
         self._refused_frames: Counter[str] = Counter()
@@ -55,6 +57,7 @@ class GovernorAdmission:
         """Apply a decision from now on. `capacity`: see RateAllocator."""
         with self._lock:
             self.decision = decision
+            self._state = GovernorState(decision.level.name, decision.detail)
             lowest = _lowest_admitted_class(decision)
             self._allocator.grant(decision.share, capacity, self._clock(), lowest=lowest)
             self.allowed_fraction = decision.share
@@ -66,8 +69,7 @@ class GovernorAdmission:
         return self._allocator.floor_share
 
     def state(self) -> GovernorState:
-        decision = self.decision
-        return GovernorState(decision.level.name, decision.detail)
+        return self._state
 
     def admit(self, spec: ModelSpec, request: Request, cost_s: float) -> float:
         """See serving.execution.admission_control.AdmissionControl."""

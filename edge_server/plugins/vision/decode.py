@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -16,25 +16,27 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+_imported: ModuleType | None = None
+"""The module cv2, once it is imported."""
+
+
 def opencv() -> ModuleType:
     """Return the module cv2. Raises Unsupported, with install instructions, if the import fails."""
-    try:
-        cv2 = importlib.import_module("cv2")
-    except ImportError as error:
-        raise Unsupported(
-            f"images need OpenCV, which does not import here ({error}); {install_hint('vision')}"
-        ) from error
-    _keep_to_callers_thread(cv2)
+    global _imported
+    cv2 = _imported
+    # A look-up costs a tenth of an import of what is imported: each frame needs some.
+    if cv2 is None or sys.modules.get("cv2") is not cv2:
+        try:
+            cv2 = importlib.import_module("cv2")
+        except ImportError as error:
+            raise Unsupported(
+                f"images need OpenCV, which does not import here ({error}); {install_hint('vision')}"
+            ) from error
+        # OpenCV's threads have no benefit, measured with two workers beside a model: models and other pictures need the
+        # cores.
+        cv2.setNumThreads(1)
+        _imported = cv2
     return cv2
-
-
-@functools.cache
-def _keep_to_callers_thread(cv2: ModuleType) -> None:
-    """Disable OpenCV's threads: models and other pictures need the cores.
-
-    Measured with two workers beside a model, these threads have no benefit.
-    """
-    cv2.setNumThreads(1)
 
 
 def decode_image(data: memoryview, *, as_gray: bool, error_prefix: str) -> npt.NDArray[np.uint8]:

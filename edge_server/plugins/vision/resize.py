@@ -201,14 +201,10 @@ def _resize(image: Pixels, width: int, height: int, interpolation: Interpolation
     if interpolation is Interpolation.AUTO:
         while image.shape[1] >= 2 * width and image.shape[0] >= 2 * height:
             image = cv2.resize(image, (image.shape[1] // 2, image.shape[0] // 2), interpolation=cv2.INTER_AREA)
-    is_shrinking = width <= image.shape[1] and height <= image.shape[0]
-    flag = {
-        Interpolation.AUTO: cv2.INTER_LINEAR,
-        Interpolation.LINEAR: cv2.INTER_LINEAR,
-        Interpolation.CUBIC: cv2.INTER_CUBIC,
-        # OpenCV's area method repeats pixels when it enlarges.
-        Interpolation.AREA: cv2.INTER_AREA if is_shrinking else cv2.INTER_LINEAR,
-    }[interpolation]
+    flag = cv2.INTER_CUBIC if interpolation is Interpolation.CUBIC else cv2.INTER_LINEAR
+    # OpenCV's area method repeats pixels when it enlarges.
+    if interpolation is Interpolation.AREA and width <= image.shape[1] and height <= image.shape[0]:
+        flag = cv2.INTER_AREA
     resized_image: Pixels = cv2.resize(image, (width, height), interpolation=flag)
     return resized_image
 

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,11 +29,13 @@ from edge_server.protocol.frame_messages import (
     FrameHeader,
     FrameResult,
     FrameTimes,
+    Returns,
     ServerMessage,
     StreamOpened,
 )
 
 if TYPE_CHECKING:
+    from edge_server.plugins.cameras.streams.model_plan import OutputPlan
     from edge_server.plugins.cameras.zones.zone_monitor import ZoneMonitor
 
 _MAX_NOTICES = 64
@@ -76,11 +77,14 @@ class FrameInFlight:
 
     def times(self, finished_ns: int) -> FrameTimes:
         """Return the times for the client. A skipped stage has the time of the previous stage."""
-        taken_ns = self.taken_ns or self.received_ns
+        received_ns = self.received_ns
+        taken_ns = self.taken_ns or received_ns
         queued_ns = self.queued_ns or taken_ns
         started_ns = self.started_ns or queued_ns
-        stations = (taken_ns, queued_ns, started_ns, finished_ns)
-        return FrameTimes(self.received_unix_ns, *(max(0, at - self.received_ns) // 1000 for at in stations))
+        return FrameTimes(
+            self.received_unix_ns, max(0, taken_ns - received_ns) // 1000, max(0, queued_ns - received_ns) // 1000,
+            max(0, started_ns - received_ns) // 1000, max(0, finished_ns - received_ns) // 1000,
+        )  # fmt: skip
 
 
 class CameraStream:
@@ -124,6 +128,8 @@ class CameraStream:
         """Counts the tracked objects in zones of the picture. Set by a source before its first frame."""
         self.is_finished = False
         """Whether everything is sent and the call ends without an error."""
+        self.settled_returns: tuple[OutputPlan, Returns] | None = None
+        """The results to send, and the output plan that they are settled for. Set by the workers."""
         self.perception: PerceptionDecoder | None = None
         """What the outputs of the model mean, as the stream was opened."""
         self._mailbox: Mailbox[FrameInFlight] = Mailbox(self._limits)
@@ -193,7 +199,7 @@ class CameraStream:
     def is_eligible(self) -> bool:
         """Whether a frame waits and there is room for its result. *Locked.*"""
         return (
-            len(self._mailbox) > 0
+            bool(self._mailbox.waiting)
             and not self._is_held
             and self._running_count < self.max_running
             # With several instances, later results may be ready before an earlier one.
@@ -368,7 +374,7 @@ class CameraStream:
                 open_s=(now_ns - self._opened_ns) / 1e9,
                 fps_in=self._rate_in.per_s(now_ns),
                 fps_out=self._rate_out.per_s(now_ns),
-                waiting_count=len(self._mailbox) + len(self._order),
+                waiting_count=len(self._mailbox.waiting) + len(self._order),
                 age_p50_ms=self._ages_ns.quantile(0.5) / 1e6,
                 age_p99_ms=self._ages_ns.quantile(0.99) / 1e6,
                 counts=self._tally.counts(),
@@ -421,11 +427,11 @@ class CameraStream:
 
     def _reader_is_slow(self) -> bool:
         """Whether the client leaves results unread. Frames that still run add to these."""
-        ready = [flight.result is not None for flight in islice(self._order, _MAX_UNSENT)]
-        return len(ready) == _MAX_UNSENT and all(ready)
+        order = self._order
+        return len(order) >= _MAX_UNSENT and all(order[index].result is not None for index in range(_MAX_UNSENT))
 
     def _has_ended_well(self) -> bool:
-        return self._is_input_closed and not self._order and not len(self._mailbox) and not self._notices
+        return self._is_input_closed and not self._order and not self._mailbox.waiting and not self._notices
 
     def _allowance(self) -> int:
         return self._read_count + self._window

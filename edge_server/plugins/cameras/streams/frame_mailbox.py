@@ -125,10 +125,8 @@ class Mailbox(Generic[Item]):
     def __init__(self, limits: FrameLimits) -> None:
         self._limits = limits
         self._spacing = FrameSpacing(limits.interval_ns) if limits.interval_ns else None
-        self._waiting: deque[tuple[int, Item]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: deque[tuple[int, Item]] = deque()
+        """The waiting frames with their times of arrival, the oldest first. Only read it."""
 
     def offer(self, item: Item, now_ns: int, *, reader_is_slow: bool = False) -> tuple[Item, DropReason] | None:
         """Add a frame received now. Return the frame dropped for it, which may be the same one, and the reason.
@@ -137,10 +135,10 @@ class Mailbox(Generic[Item]):
         """
         if self._spacing is not None and not self._spacing.admits(now_ns):
             return item, DropReason.MAX_FPS
-        self._waiting.append((now_ns, item))
-        if len(self._waiting) <= self._limits.depth:
+        self.waiting.append((now_ns, item))
+        if len(self.waiting) <= self._limits.depth:
             return None
-        return self._waiting.popleft()[1], DropReason.SLOW_READER if reader_is_slow else DropReason.NEWER
+        return self.waiting.popleft()[1], DropReason.SLOW_READER if reader_is_slow else DropReason.NEWER
 
     def take(self, now_ns: int, estimate: RunEstimate) -> tuple[Item | None, list[tuple[Item, DropReason]]]:
         """Remove and return the frame to run now (or None), and the frames dropped before it.
@@ -148,8 +146,8 @@ class Mailbox(Generic[Item]):
         Drops frames that are too old, and frames whose estimated result is after their deadline.
         """
         dropped: list[tuple[Item, DropReason]] = []
-        while self._waiting:
-            received_ns, item = self._waiting.popleft()
+        while self.waiting:
+            received_ns, item = self.waiting.popleft()
             waited_ns = now_ns - received_ns
             if self._limits.max_age_ns and waited_ns > self._limits.max_age_ns:
                 dropped.append((item, DropReason.MAX_AGE))
@@ -166,6 +164,6 @@ class Mailbox(Generic[Item]):
 
     def clear(self) -> list[Item]:
         """Remove and return all waiting frames."""
-        items = [item for _, item in self._waiting]
-        self._waiting.clear()
+        items = [item for _, item in self.waiting]
+        self.waiting.clear()
         return items

@@ -234,12 +234,13 @@ class FramePipeline:
         waiter = _Waiter()
         tensor = rows.tensor(len(fitted))
         stream = fitted[0].flight.stream
+        first = stream if len(fitted) == 1 else min((one.flight for one in fitted), key=self._rank).stream
         sequence = sequence_step(plan.spec, stream.settings.stream_id, has_begun=stream.correlation_id is not None)
         request = Request(
             model=plan.spec.name,
             version=self._version,
             inputs=plan.image_plan.inputs(tensor),
-            priority=min((one.flight for one in fitted), key=self._rank).stream.settings.delivery.priority,
+            priority=first.settings.delivery.priority,
             sequence=sequence,
             release=partial(plan.give_back, rows),
         )
@@ -297,7 +298,11 @@ class FramePipeline:
         response: Response,
         rows: RowBuffer,
     ) -> FrameResult:
-        returns = plan.settled(one.flight.stream.settings.returns)
+        stream = one.flight.stream
+        settled = stream.settled_returns
+        if settled is None or settled[0] is not plan:
+            settled = stream.settled_returns = plan, plan.settled(stream.settings.returns)
+        returns = settled[1]
         result = self._blank(one.flight)
         if plan.perception is not None:
             row = index if plan.has_rows else None
@@ -306,7 +311,7 @@ class FramePipeline:
             result.dense_map = seen.dense_map
             if plan.perception.text_model and one.picture is not None and returns.has_detections:
                 result.detections = self._read_text(one, plan.perception.text_model, seen.detections)
-            threshold, stream = plan.perception.track_threshold, one.flight.stream
+            threshold = plan.perception.track_threshold
             zones = stream.zones
             if zones is not None and threshold is None:
                 threshold = TRACK_THRESHOLD
@@ -399,7 +404,7 @@ def _tensors(returns: Returns, row: int | None, response: Response, buffer: Arra
             array = tensor.array if row is None else tensor.array[row : row + 1]
             if np.may_share_memory(array, buffer):
                 array = array.copy()
-            found.append(dataclasses.replace(tensor, array=array))
+            found.append(Tensor(tensor.name, tensor.dtype, array))
     return tuple(found)
 
 

@@ -42,6 +42,8 @@ class ModelWorkers:
         self._idle: list[threading.Lock] = []
         """Waiting workers, each by a lock that wakes it. The last one is woken first: its memory is still in the
         processor's caches."""
+        self._delaying_count = 0
+        """Waiting workers that wake by themselves to choose."""
         self._streams: list[CameraStream] = []
         self._turns: FairChoice[CameraStream] = FairChoice(priority_weight)
         self._estimate = RunEstimate()
@@ -76,8 +78,12 @@ class ModelWorkers:
             self._wake_all()
 
     def wake(self) -> None:
-        """Wake a worker because a stream became eligible. *Locked.*"""
-        if self._idle:
+        """Wake a worker because a stream became eligible. *Locked.*
+
+        Unless one delays its choice while all instances are busy: it looks again when the delay ends.
+        """
+        is_in_time = self._delaying_count > 0 and len(self._chosen_ns) >= self._instance_count
+        if self._idle and not is_in_time:
             self._idle.pop().release()
 
     def adapt(self) -> InputPlan | None:
@@ -172,9 +178,12 @@ class ModelWorkers:
         woken = threading.Lock()
         woken.acquire()
         self._idle.append(woken)
+        is_delaying = timeout_s is not None
+        self._delaying_count += is_delaying
         self._lock.release()
         woken.acquire(timeout=-1 if timeout_s is None else timeout_s)
         self._lock.acquire()
+        self._delaying_count -= is_delaying
         if woken in self._idle:
             self._idle.remove(woken)
 

@@ -115,7 +115,10 @@ class DetectionDecoder:
         shapes that the head cannot read.
         """
         arrays = self.select(outputs, item, model=model)
-        found = _convert_to_frame(self.head.decode(arrays, self.declaration.score_threshold), fit)
+        candidates = self.head.decode(arrays, self.declaration.score_threshold)
+        if not len(candidates.scores):
+            return ()
+        found = _convert_to_frame(candidates, fit)
         if self.declaration.head.needs_nms and self.declaration.iou_threshold < 1:
             classes = None if self.declaration.is_class_agnostic else found.classes
             if found.rotated is None:
@@ -123,7 +126,8 @@ class DetectionDecoder:
             else:
                 kept = apply_rotated_nms(found.rotated, classes, self.declaration.iou_threshold)
             found = found.take(kept)
-        found = found.take(np.arange(min(len(found.scores), self.declaration.max_count)))
+        if len(found.scores) > self.declaration.max_count:
+            found = found.take(np.arange(self.declaration.max_count))
         boxes = np.clip(found.boxes, 0, (fit.width, fit.height, fit.width, fit.height))
         keypoints: list[list[list[float]]] = [[]] * len(boxes) if found.keypoints is None else found.keypoints.tolist()
         rotated: list[RotatedBox | None] = [None] * len(boxes)
@@ -179,7 +183,8 @@ def _convert_to_frame(found: Candidates, fit: FittedPicture) -> Candidates:
         is_valid &= np.isfinite(found.keypoints).all(axis=(1, 2))
     if found.rotated is not None:
         is_valid &= np.isfinite(found.rotated).all(axis=1) & (found.rotated[:, 2:4] > 0).all(axis=1)
-    found = found.take(np.flatnonzero(is_valid))
+    if not is_valid.all():
+        found = found.take(np.flatnonzero(is_valid))
     boxes, keypoints, rotated = found.boxes.copy(), found.keypoints, found.rotated
     boxes[:, 0::2], boxes[:, 1::2] = fit.to_original(boxes[:, 0::2], boxes[:, 1::2])
     if rotated is not None:
@@ -193,7 +198,8 @@ def _convert_to_frame(found: Candidates, fit: FittedPicture) -> Candidates:
         keypoints[..., :2] = np.clip(keypoints[..., :2], -MAX_POSITION, MAX_POSITION)
     x_min, y_min, x_max, y_max = np.clip(boxes, 0, (fit.width, fit.height, fit.width, fit.height)).T
     in_frame = replace(found, boxes=boxes, keypoints=keypoints, rotated=rotated)
-    return in_frame.take(np.flatnonzero((x_max > x_min) & (y_max > y_min)))
+    has_area = (x_max > x_min) & (y_max > y_min)
+    return in_frame if has_area.all() else in_frame.take(np.flatnonzero(has_area))
 
 
 def make_detection_decoder(spec: ModelSpec, declaration: DetectionDeclaration, size: NetworkSize) -> DetectionDecoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -58,28 +58,25 @@ class YuNet(DetectionHead):
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
         found = [
-            self._decode_grid(stride, arrays[index :: len(self.strides)], threshold)
+            self._select(stride, arrays[index :: len(self.strides)], threshold)
             for index, stride in enumerate(self.strides)
         ]
-        scores = np.concatenate([grid.scores for grid in found])
+        scores, strides, corner, boxes, landmarks = (np.concatenate(grids) for grids in zip(*found, strict=True))
         order = select_top_k(scores, threshold, MAX_CANDIDATES)
-        return Candidates(
-            np.concatenate([grid.boxes for grid in found])[order],
-            scores[order],
-            np.zeros(len(order), np.int64),
-            np.concatenate([grid.keypoints for grid in found if grid.keypoints is not None])[order],
-        )
+        stride, corner, box = strides[order, None], corner[order], boxes[order].astype(np.float64)
+        centre = (corner + box[:, :2]) * stride
+        half = np.exp(box[:, 2:]) * stride / 2
+        points = (landmarks[order].astype(np.float64).reshape(-1, 5, 2) + corner[:, None]) * stride[:, None]
+        corners = np.concatenate((centre - half, centre + half), axis=1)
+        return Candidates(corners, scores[order], np.zeros(len(order), np.int64), add_full_scores(points))
 
-    def _decode_grid(self, stride: int, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
+    def _select(self, stride: int, arrays: Sequence[FloatArray], threshold: float) -> tuple[npt.NDArray[Any], ...]:
+        """Return of the best cells of a grid: scores, strides, corners in cells, boxes and landmarks."""
         classes, objectness, boxes, landmarks = arrays
         scores = np.sqrt(np.clip(classes[:, 0], 0, 1) * np.clip(objectness[:, 0], 0, 1))
         indices = select_top_k(scores, threshold, MAX_CANDIDATES)
         corner = grid_cells(self.size, stride)[indices]
-        centre = (corner + boxes[indices, :2]) * stride
-        half = np.exp(boxes[indices, 2:].astype(np.float64)) * stride / 2
-        points = (landmarks[indices].astype(np.float64).reshape(-1, 5, 2) + corner[:, None]) * stride
-        corners = np.concatenate((centre - half, centre + half), axis=1)
-        return Candidates(corners, scores[indices], np.zeros(len(indices), np.int64), add_full_scores(points))
+        return scores[indices], np.full(len(indices), stride), corner, boxes[indices], landmarks[indices]
 
 
 ANCHORS_PER_CELL = 2
