@@ -151,10 +151,13 @@ def test_the_loss_of_a_camera_is_an_error_with_its_address_and_it_cannot_begin_a
 
 @pytest.mark.parametrize("made", [*FINITE, *MADE_UP, *CAMERAS], indirect=True)
 def test_a_closed_source_leaves_neither_files_nor_threads(made: Made) -> None:
+    # Kept, so that it is `close` that releases, not the end of the object.
+    opened: list[Source] = []
+
     def open_and_close() -> tuple[int, int]:
-        source = open_source(made.url)
-        source.read()
-        source.close()
+        opened.append(open_source(made.url))
+        opened[-1].read()
+        opened[-1].close()
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
     first = [open_and_close() for _ in range(3)][-1]
