@@ -84,6 +84,11 @@ def owned(board: Any, path: str, known: dict[str, tuple[Any, str]]) -> set[str]:
     return names
 
 
+def test_each_recorded_board_is_here_and_marked_as_reconstructed(boards: Any) -> None:
+    assert sorted(boards.NAMES) == sorted(BOARDS) == sorted(path.stem for path in boards.BOARDS.glob("*.txt"))
+    assert all(f"`{name}`" in (boards.BOARDS / "README.md").read_text() for name in BOARDS)
+
+
 WAYS = {
     "removed": lambda board, path: board.remove(path),
     "a folder": lambda board, path: board.block(path),
@@ -165,7 +170,8 @@ def test_drivers_loaded_after_the_start_are_found(name: str, make_board: Any) ->
 def test_renumbered_devices_give_the_same_readings(name: str, seed: int, make_board: Any) -> None:
     board = make_board(name)
     sensor = make_sensor(board)
-    known = values(sensor.read(100.0))
+    known, before = values(sensor.read(100.0)), set(board.files)
     board.shuffle(seed)
+    assert set(board.files) != before
     assert values(sensor.read(100.5)) == known
     assert values(make_sensor(board).read(0.0)) == known
