@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import socket
 import subprocess
 from base64 import b64encode
 
@@ -277,12 +278,13 @@ def test_discovery_can_be_switched_off(broker, listen, start, message, eventuall
 
 
 @pytest.mark.full
-def test_the_end_of_the_sink_is_published_and_its_loss_is_the_last_will(broker, listen, start, message, eventually):
+def test_a_sink_that_is_cut_off_goes_offline_by_its_last_will(broker, listen, start, message, eventually, monkeypatch):
     listener = listen()
     runner = start(address(broker))
     runner.put(message("door", "person"))
     assert eventually(lambda: listener.topics.get("edge_server/status") == "online")
-    runner.close(PATIENCE_S)
+    monkeypatch.setattr(sink_runner, "BACK_OFF", BackOff(60.0, 60.0))
+    runner._sink._connection._client.socket().shutdown(socket.SHUT_RDWR)
     assert eventually(lambda: listener.topics["edge_server/status"] == "offline")
 
 

@@ -66,8 +66,9 @@ def receiver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Receive
                 self.answer(status=statuses[-1])
 
         with Site(Hook) as site:
-            url = f"http://me:geheim@127.0.0.1:{site.server_port}/x?key=geheim"
-            yield Receiver(url, lambda: got, lambda: statuses.append(500), lambda: statuses.append(204), site.url)
+            url = f"http://me:geheim@127.0.0.1:{site.server_port}/geheim?key=geheim"
+            shown = f"{site.url}: expected a status of 200 to 299, given 500"
+            yield Receiver(url, lambda: got, lambda: statuses.append(500), lambda: statuses.append(204), shown)
     else:
         broker = request.getfixturevalue("broker")
         listener = request.getfixturevalue("listen")()
