@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.plugins.remote.artifact_sync import ArtifactSync
 from edge_server.plugins.remote.object_store import RemoteUnavailable
 from edge_server.plugins.remote.pull.model_installation import locked
-from tests.plugins.remote.pull.registry import Registry, digest_of, run_registry
-
-
-@pytest.fixture
-def registry() -> Iterator[Registry]:
-    with run_registry() as made:
-        yield made
+from tests.plugins.remote.pull.registry import Registry, digest_of
 
 
 @pytest.fixture

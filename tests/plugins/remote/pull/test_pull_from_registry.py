@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import ssl
 import stat
-import subprocess
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +14,9 @@ from typing import Any
 import pytest
 
 from edge_server.repository.disk.free_space import RESERVE_BYTES
+from tests.plugins.remote.pull.archives import CONFIG, MODEL, Edge, tar
 from tests.plugins.remote.pull.registry import INDEX, MANIFEST, TITLE, Registry, basic, digest_of, run_registry
 
-Edge = Callable[..., subprocess.CompletedProcess[str]]
-CONFIG = b"""
-backend: "identity"
-input { name: "I" data_type: TYPE_FP32 dims: [1] }
-output { name: "O" data_type: TYPE_FP32 dims: [1] }
-"""
 TAR = "application/vnd.oci.image.layer.v1.tar"
 EMPTY = "application/vnd.oci.empty.v1+json"
 UNKNOWN = "application/vnd.unknown.config.v1+json"
@@ -34,42 +26,10 @@ PACK = "application/vnd.cncf.model"
 
 
 @pytest.fixture
-def pull(run_command: Edge, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Edge:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return run_command("pull", f"--model-repository={models}", "--timeout=20", *arguments)
-
-    return run
-
-
-@pytest.fixture
-def registry() -> Iterator[Registry]:
-    with run_registry() as made:
-        yield made
-
-
-@pytest.fixture
 def secure_registry(certificate: Path, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with run_registry(tls) as made:
         yield made
-
-
-def tar(files: dict[str, bytes | None], mode: str = "w", links: dict[str, str] | None = None) -> bytes:
-    """Return a tar file; None makes a folder."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
-            info.size = len(content or b"")
-            archive.addfile(info, io.BytesIO(content or b""))
-        for name, target in (links or {}).items():
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = tarfile.SYMTYPE, target
-            archive.addfile(info)
-    return made.getvalue()
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -88,26 +48,25 @@ def artifacts(registry: Registry) -> dict[str, tuple[list[dict[str, Any]], str, 
     file, blob = registry.add_file, registry.add_blob
     gguf = b"GGUF" + bytes(100)
     path = "org.cncf.model.filepath"
-    model = {"config.pbtxt": CONFIG, "1/weights": b"w" * 5000}
     return {
         "files of oras with folders": (
-            [file("config.pbtxt", CONFIG), file("1/weights", b"w" * 5000)], UNKNOWN, model,
+            [file("config.pbtxt", CONFIG), file("1/weights", b"w" * 5000)], UNKNOWN, MODEL,
         ),
         "a file of oras, of the type that it gives to any": (
             [file("detector v3.onnx", b"onnx", TAR), file("labels.txt", b"cat\n")], EMPTY,
             {"1/model.onnx": b"onnx", "labels.txt": b"cat\n"},
         ),
         "a folder of oras": (
-            [blob(tar({"echo": None, **{f"echo/{name}": content for name, content in model.items()}}, "w:gz"),
+            [blob(tar({"echo": None, **{f"echo/{name}": content for name, content in MODEL.items()}}, "w:gz"),
                   f"{TAR}+gzip", **{TITLE: "echo", "io.deis.oras.content.unpack": "true"})],
-            EMPTY, model,
+            EMPTY, MODEL,
         ),
         "a folder of oras-py": (
-            [file("echo", tar({f"echo/{name}": content for name, content in model.items()}, "w:gz"), f"{TAR}+gzip")],
-            UNKNOWN, model,
+            [file("echo", tar({f"echo/{name}": content for name, content in MODEL.items()}, "w:gz"), f"{TAR}+gzip")],
+            UNKNOWN, MODEL,
         ),
         "an archive": (
-            [file("echo.tar.gz", tar(dict(model), "w:gz"), TAR)], EMPTY, model,
+            [file("echo.tar.gz", tar(MODEL, "w:gz"), TAR)], EMPTY, MODEL,
         ),
         "one file twice": (
             [file("1/a", b"same"), file("1/b", b"same"), file("config.pbtxt", CONFIG)], EMPTY,
