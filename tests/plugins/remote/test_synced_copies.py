@@ -130,9 +130,9 @@ def test_a_store_that_is_away_at_the_start_is_asked_until_it_is_back(
     assert eventually(lambda: model_of(copy) == b"second, longer")
 
 
-def test_one_process_at_a_time_writes_a_copy(remote: Remote) -> None:
+def test_one_process_at_a_time_writes_a_copy_and_the_next_goes_on_with_it(remote: Remote) -> None:
     remote.put(b"first")
-    first, second = remote.open(), remote.open()
+    first, second, third = remote.open(), remote.open(), remote.open()
     sync_until(first, b"first")
     assert second.sync()
     remote.put(b"second, longer")
@@ -143,3 +143,7 @@ def test_one_process_at_a_time_writes_a_copy(remote: Remote) -> None:
     assert model_of(first) in (b"first", b"second, longer")
     first.close()
     sync_until(second, b"second, longer")
+    second.close()
+    written = (second.root / "m/1/model.onnx").stat().st_ctime_ns
+    assert third.sync()
+    assert (third.is_warm, (third.root / "m/1/model.onnx").stat().st_ctime_ns) == (True, written)
