@@ -40,35 +40,6 @@ def squeeze(cap: ClockCap, begin_s: float = 0.0) -> None:
         cap.step(SHORT, begin_s + second)
 
 
-def test_a_jetsons_clock_is_capped_to_an_available_frequency_and_restored(make_board: Any, tmp_path: Path) -> None:
-    board = make_board("orin_nano_jp6")
-    actuator = DevfreqCap(board.root)
-    before_hz = actuator.highest_hz()
-    assert before_hz is not None
-    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
-    steps = [int(word) for word in (path.parent / "available_frequencies").read_text().split()]
-    cap = ClockCap(actuator, tmp_path / "clock_cap.json")
-    squeeze(cap)
-    assert cap.cap_hz in steps
-    assert cap.cap_hz == int(path.read_text()) < before_hz
-    cap.close()
-    assert int(path.read_text()) == before_hz
-    assert not (tmp_path / "clock_cap.json").exists()
-
-
-def test_a_cap_left_by_a_crash_is_removed_by_the_next_run(make_board: Any, tmp_path: Path) -> None:
-    board = make_board("orin_nano_jp6")
-    path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
-    before_hz = int(path.read_text())
-    killed = ClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json")
-    squeeze(killed)
-    assert int(path.read_text()) < before_hz
-    ClockCap(DevfreqCap(board.root), tmp_path / "clock_cap.json").close()
-    assert int(path.read_text()) == before_hz
-    assert not (tmp_path / "clock_cap.json").exists()
-    killed.close()
-
-
 class Refusing(DevfreqCap):
     asked = 0
 
@@ -77,24 +48,17 @@ class Refusing(DevfreqCap):
         raise PermissionError("max_freq: Permission denied")
 
 
-def test_without_permission_the_clock_is_not_changed_and_the_reason_reported(make_board: Any) -> None:
-    actuator = Refusing(make_board("orin_nano_jp6").root)
-    cap = ClockCap(actuator)
-    squeeze(cap)
-    squeeze(cap, 100.0)
-    assert (cap.cap_hz, actuator.asked) == (None, 1)
-    assert "Permission denied" in cap.problem
-
-
-def test_a_refused_cap_leaves_nothing_for_the_next_run(
+def test_a_refused_cap_is_tried_once_and_leaves_nothing_for_the_next_run(
     make_board: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = make_board("orin_nano_jp6")
     memory = tmp_path / "clock_cap.json"
-    cap = ClockCap(Refusing(board.root), memory)
+    actuator = Refusing(board.root)
+    cap = ClockCap(actuator, memory)
     squeeze(cap)
+    squeeze(cap, 100.0)
     cap.close()
-    assert "Permission denied" in cap.problem
+    assert actuator.asked == 1
     # What the operator sets after this is theirs.
     path = next(board.root.glob("sys/class/devfreq/*gpu*/max_freq"))
     path.write_text("510000000\n")

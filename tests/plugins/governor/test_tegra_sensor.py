@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,146 +10,7 @@ import pytest
 
 from edge_server.plugins.governor.readings import MachineReading, TripPoints
 from edge_server.plugins.governor.sensors.jetson_sensor import TegraSensor
-from edge_server.plugins.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
-
-JETSONS = ["orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7"]
-
-IDENTITY = ("board", "soc", "l4t", "jetpack", "power_mode", "power_limit_mw")
-
-HANGS_ON = {
-    "/proc/device-tree/model": {"board"},
-    "/proc/device-tree/compatible": {"soc"},
-    "/etc/nv_tegra_release": {"l4t", "jetpack"},
-    "/etc/nvpmodel.conf": {"power_mode", "power_limit_mw"},
-    "/var/lib/nvpmodel/status": {"power_mode", "power_limit_mw"},
-}
-"""File -> the readings that come from it alone."""
-
-
-def metrics(reading: MachineReading) -> dict[str, tuple[Any, str]]:
-    """Return metric -> (value, where it came from), for everything that does not depend on the time."""
-    found: dict[str, tuple[Any, str]] = {name: (getattr(reading, name), "") for name in IDENTITY}
-    for zone in reading.zones:
-        found[f"zone {zone.name}"] = ((zone.temperature_c, zone.trips), zone.source)
-    for rail in reading.rails:
-        value = (rail.power_mw, rail.is_counted, rail.is_alarmed)
-        found[f"rail {rail.name}"] = (value, rail.source)
-    for cooler in reading.coolers:
-        found[f"cooler {cooler.name}"] = ((cooler.state, cooler.max_state), cooler.source)
-    for clock in reading.clocks:
-        value = (clock.current_hz, clock.floor_hz, clock.cap_hz, clock.highest_hz, clock.governor)
-        found[f"clock {clock.name}"] = (value, clock.source)
-    for counter in reading.over_current:
-        found[f"over-current {counter.name}"] = (counter.count, counter.source)
-    for fan in reading.fans:
-        found[f"fan {fan.name}"] = ((fan.duty, fan.rpm), fan.source)
-    for gpu in reading.gpus:
-        for name in ("utilization", "temperature_c", "clock_hz"):
-            found[f"gpu {name}"] = (getattr(gpu, name), gpu.sources.get(name, ""))
-    return found
-
-
-def values(reading: MachineReading) -> dict[str, Any]:
-    return {name: value for name, (value, _) in metrics(reading).items()}
-
-
-def owned(path: str, known: dict[str, tuple[Any, str]]) -> set[str]:
-    """Return the metrics that may change when that file is gone: of its own folder, and those that follow from it."""
-    if path in HANGS_ON:
-        return HANGS_ON[path]
-    folder = re.sub(r"/(device/of_node/)?[^/]+$", "", path)
-    names = {name for name, (_, source) in known.items() if source.startswith(f"sysfs:{folder}/")}
-    if any(name.startswith("rail ") for name in names):
-        # Which rails make up the total follows from all labels.
-        names |= {name for name in known if name.startswith("rail ")}
-    if "hwmon" in path:
-        names.add("fan fan")
-    return names
-
-
-def broken(board: Any, path: str, way: str) -> None:
-    if way == "garbage":
-        board.write(path, b"\xff\xfe -- 9" * 40)
-    elif way == "empty":
-        board.write(path, b"")
-    else:
-        {"removed": board.remove, "a folder": board.block, "switched off": board.switch_off}[way](path)
-
-
-WAYS = ["removed", "a folder", "switched off", "garbage", "empty"]
-SAMPLED = list(zip(WAYS, [*JETSONS, "thor_jp7"], strict=True))
-
-
-# All 20 pairs cost 1.3 s of the processor each; the fast part has each way and each board once.
-@pytest.mark.parametrize(
-    ("way", "name"),
-    [
-        pytest.param(way, name, marks=[] if (way, name) in SAMPLED else pytest.mark.full)
-        for way in WAYS
-        for name in JETSONS
-    ],
-)
-def test_a_failing_file_affects_only_its_own_readings(name: str, way: str, make_board: Any) -> None:
-    board = make_board(name)
-    sensor = TegraSensor(SysfsFiles(board.root))
-    now_s = 100.0
-    known = metrics(sensor.read(now_s))
-    for path in board.files:
-        may_change = owned(path, known)
-        broken(board, path, way)
-        for later_s in (1.0, FIND_AGAIN_S) if way == "removed" else (1.0,):
-            now_s += later_s
-            seen = values(sensor.read(now_s))
-            for metric, (value, _) in known.items():
-                assert metric in may_change or seen.get(metric) == value, f"{metric} changed with {path}"
-        board.restore(path)
-        now_s += FIND_AGAIN_S
-        assert values(sensor.read(now_s)) == {metric: value for metric, (value, _) in known.items()}, path
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("name", JETSONS)
-@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EIO, errno.EACCES, errno.ENODEV, errno.ETIMEDOUT, errno.ENODATA])
-def test_a_machine_whose_files_all_fail_reports_the_reason(name: str, code: int, make_board: Any, boards: Any) -> None:
-    board = make_board(name)
-    faults = boards.Faults(board)
-    sensor = TegraSensor(SysfsFiles(board.root, read=faults))
-    known = values(sensor.read(100.0))
-    faults.errors = dict.fromkeys(board.files, code)
-    reading = sensor.read(101.0)
-    assert all(zone.temperature_c is None for zone in reading.zones)
-    assert all(rail.power_mw is None for rail in reading.rails)
-    assert (reading.clocks, reading.over_current, reading.coolers) == ((), (), ())
-    assert {"zones", "rails", "clocks", "over_current"} <= reading.missing.keys()
-    faults.errors = {}
-    assert values(sensor.read(102.0)) == known
-
-
-@pytest.mark.parametrize("name", JETSONS)
-def test_drivers_loaded_after_the_start_are_found(name: str, make_board: Any) -> None:
-    board = make_board(name)
-    known = values(TegraSensor(SysfsFiles(board.root)).read(0.0))
-    late = [path for path in board.files if path.startswith(("/sys/", "/var/"))]
-    for path in late:
-        board.remove(path)
-    sensor = TegraSensor(SysfsFiles(board.root))
-    assert sensor.read(100.0).zones == ()
-    for path in late:
-        board.restore(path)
-        now_s = 100.0 + FIND_AGAIN_S
-    assert values(sensor.read(now_s)) == known
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("name", JETSONS)
-@pytest.mark.parametrize("seed", range(6))
-def test_renumbered_devices_give_the_same_readings(name: str, seed: int, make_board: Any) -> None:
-    board = make_board(name)
-    sensor = TegraSensor(SysfsFiles(board.root))
-    known = values(sensor.read(100.0))
-    board.shuffle(seed)
-    assert values(sensor.read(100.5)) == known
-    assert values(TegraSensor(SysfsFiles(board.root)).read(0.0)) == known
+from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
 
 @pytest.mark.parametrize(
@@ -159,12 +19,16 @@ def test_renumbered_devices_give_the_same_readings(name: str, seed: int, make_bo
 )
 def test_the_identity_of_the_machine_is_read_until_it_is_known(path: str, after_s: float, make_board: Any) -> None:
     board = make_board("thor_jp7")
-    known = values(TegraSensor(SysfsFiles(board.root)).read(0.0))
+
+    def identify(now_s: float) -> tuple[Any, ...]:
+        reading = sensor.read(now_s)
+        return reading.board, reading.soc, reading.l4t, reading.jetpack
+
     board.remove(path)
     sensor = TegraSensor(SysfsFiles(board.root))
-    assert values(sensor.read(100.0)) != known
+    assert None in identify(100.0)
     board.restore(path)
-    assert values(sensor.read(100.0 + after_s)) == known
+    assert None not in identify(100.0 + after_s)
 
 
 def test_a_failing_junction_sensor_is_read_twice_and_a_disabled_one_once(make_board: Any, boards: Any) -> None:

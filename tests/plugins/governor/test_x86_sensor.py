@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_server.plugins.governor.readings import Gpu, MachineReading, ThrottleReason, TripPoints
-from edge_server.plugins.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
+from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 from edge_server.plugins.governor.sensors.x86_sensor import X86Sensor
 
 PACKAGE = "/sys/class/powercap/intel-rapl:0"
@@ -32,19 +32,6 @@ def watts(reading: MachineReading) -> dict[str, float | None]:
 
 def zones(reading: MachineReading) -> dict[str, float | None]:
     return {zone.name: zone.temperature_c for zone in reading.zones}
-
-
-def values(reading: MachineReading) -> dict[str, Any]:
-    """Return everything that depends neither on the time nor on the numbers of folders."""
-    return {
-        "zones": [(zone.name, zone.temperature_c, zone.trips) for zone in reading.zones],
-        "rails": [(rail.name, rail.is_counted, rail.limit_mw) for rail in reading.rails],
-        "energy": [(item.name, item.energy_mj, item.is_counted) for item in reading.energy],
-        "clocks": [(item.name, item.current_hz, item.cap_hz) for item in reading.clocks],
-        "throttles": [(item.name, item.count) for item in reading.throttles],
-        "fans": sorted((item.name, item.rpm) for item in reading.fans),
-        "gpus": [(item.key, item.clock_hz, item.reasons) for item in reading.gpus],
-    }
 
 
 def test_power_is_the_difference_of_two_energy_readings(board: Any, sensor: X86Sensor) -> None:
@@ -217,63 +204,3 @@ def test_a_graphics_card_has_its_own_power(driver: str, board: Any, sensor: X86S
     board.write("/sys/class/drm/card1/device/hwmon/hwmon5/energy1_input", 31_000_000)
     rail = sensor.read(101.0).rails[-1]
     assert (rail.name, rail.power_mw, rail.limit_mw, rail.is_counted) == ("card1", 30_000, 75_000, True)
-
-
-@pytest.mark.parametrize("way", ["removed", "a folder", "switched off", "garbage"])
-def test_a_failing_file_affects_only_its_own_readings(way: str, board: Any, sensor: X86Sensor) -> None:
-    known = values(sensor.read(100.0))
-    kinds = {
-        "/sys/class/hwmon/hwmon2": {"zones"},
-        "/sys/class/hwmon/hwmon3": {"fans"},
-        "/sys/class/powercap": {"rails", "energy"},
-        f"{CPU}/cpufreq": {"clocks"},
-        f"{CPU}/cpu": {"throttles"},
-        "/sys/class/drm": {"gpus"},
-    }
-    now_s = 100.0
-    for path in board.files:
-        owned = next((names for prefix, names in kinds.items() if path.startswith(prefix)), set())
-        if way == "garbage":
-            board.write(path, b"\xff\xfe -- 9" * 40)
-        else:
-            {"removed": board.remove, "a folder": board.block, "switched off": board.switch_off}[way](path)
-        now_s += 1.0
-        seen = values(sensor.read(now_s))
-        assert {name: seen[name] for name in seen if name not in owned} == {
-            name: known[name] for name in known if name not in owned
-        }, path
-        board.restore(path)
-        now_s += FIND_AGAIN_S
-        assert values(sensor.read(now_s)) == known, path
-
-
-@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EIO, errno.EACCES, errno.ENODEV])
-def test_a_machine_whose_files_all_fail_recovers(code: int, board: Any, boards: Any) -> None:
-    faults = boards.Faults(board)
-    sensor = X86Sensor(SysfsFiles(board.root, read=faults))
-    known = values(sensor.read(100.0))
-    faults.errors = dict.fromkeys(board.files, code)
-    reading = sensor.read(101.0)
-    assert all(zone.temperature_c is None for zone in reading.zones)
-    assert all(rail.power_mw is None for rail in reading.rails)
-    assert (reading.energy, reading.throttles) == ((), ())
-    faults.errors = {}
-    assert values(sensor.read(101.0 + FIND_AGAIN_S)) == known
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_renumbered_devices_give_the_same_readings(seed: int, board: Any, sensor: X86Sensor) -> None:
-    known = values(sensor.read(100.0))
-    board.shuffle(seed)
-    assert values(sensor.read(100.5)) == known
-
-
-def test_drivers_loaded_after_the_start_are_found(board: Any, sensor: X86Sensor) -> None:
-    known = values(X86Sensor(SysfsFiles(board.root)).read(0.0))
-    for path in board.files:
-        board.remove(path)
-    empty = sensor.read(100.0)
-    assert {"zones", "rails"} <= empty.missing.keys()
-    for path in board.files:
-        board.restore(path)
-    assert values(sensor.read(100.0 + FIND_AGAIN_S)) == known

@@ -17,7 +17,6 @@ import pytest
 from edge_server.config import RepositoryConfig
 from edge_server.errors import ServingFault
 from edge_server.plugins.remote import local_copy as cache_module
-from edge_server.plugins.remote import sync as mirror_module
 from edge_server.plugins.remote.address import parse_address
 from edge_server.plugins.remote.local_copy import LocalCopy, LocalDiskFault, exchange
 from edge_server.plugins.remote.object_store import ObjectStore, RemoteUnavailable
@@ -182,14 +181,6 @@ def test_nothing_is_deleted_if_a_download_failed(bucket: Any, synced: Any) -> No
     assert list(tree(mirror.root)) == ["m/2/model.onnx"]
 
 
-def test_an_empty_bucket_deletes_nothing_from_the_copy(bucket: Any, synced: Any) -> None:
-    bucket.put("m/1/model.onnx", b"one")
-    mirror = synced()
-    bucket.delete("m/1/model.onnx")
-    assert mirror.sync()
-    assert tree(mirror.root) == {"m/1/model.onnx": b"one"}
-
-
 @pytest.mark.parametrize(
     "garble", [(b"<Contents>", b"<Contents "), (b"<Size>", b"<Syze>"), (b"</ListBucketResult>", b"</ListBucketResulX>")]
 )
@@ -276,34 +267,6 @@ def test_a_disk_that_fills_up_while_writing_is_a_cache_fault(tmp_path: Path) -> 
     assert "refused 'm/1/model.onnx' cannot be stored: File too large\n[] []" in done.stdout
 
 
-def test_only_one_process_writes_a_copy(bucket: Any, mirror_of: Any, tmp_path: Path) -> None:
-    fill(bucket)
-    first = mirror_of(bucket.url)
-    first.sync()
-    second = RemoteSync(ObjectStore(parse_address(bucket.url)), LocalCopy(tmp_path / "cache"), bucket.url, 0.05)
-    bucket.put("m/5/model.onnx", b"five")
-    assert second.sync()
-    assert not (second.root / "m/5").exists()
-    first.close()
-    assert second.sync()
-    assert (second.root / "m/5").exists()
-    second.close()
-
-
-def test_an_unreachable_store_is_retried_until_it_is_back(
-    bucket: Any, mirror_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirror_module, "_FIRST_RETRY_S", 0.05)
-    fill(bucket)
-    bucket.relay.is_down = True
-    mirror = mirror_of(bucket.url)
-    mirror.start()
-    assert not mirror.wait_first(30, needs_success=False)
-    bucket.relay.is_down = False
-    assert mirror.wait_first(60, needs_success=True)
-    assert (mirror.root / "m/1/model.onnx").is_file()
-
-
 def test_without_the_store_the_start_waits_for_the_timeout_only(bucket: Any, tmp_path: Path) -> None:
     bucket.relay.is_down = True
     config = RepositoryConfig(
@@ -317,25 +280,16 @@ def test_without_the_store_the_start_waits_for_the_timeout_only(bucket: Any, tmp
         copy._thread.join(60)
 
 
-def test_a_file_address_is_copied_too(tmp_path: Path, mirror_of: Any) -> None:
-    source = tmp_path / "share"
-    (source / "m/1").mkdir(parents=True)
-    (source / "m/1/model.onnx").write_bytes(b"one")
-    (source / "empty/1").mkdir(parents=True)
-    mirror = mirror_of(f"file://{source}")
+def test_a_version_without_files_is_copied_from_a_share_and_a_share_that_is_gone_is_named(
+    tmp_path: Path, mirror_of: Any
+) -> None:
+    (tmp_path / "share/empty/1").mkdir(parents=True)
+    mirror = mirror_of(f"file://{tmp_path}/share")
     assert mirror.sync()
-    assert tree(mirror.root) == {"m/1/model.onnx": b"one"}
     assert (mirror.root / "empty/1").is_dir()
-    (source / "m/1/model.onnx").write_bytes(b"changed")
-    assert mirror.sync()
-    assert tree(mirror.root) == {"m/1/model.onnx": b"changed"}
-    # A network file system that is not mounted is an empty folder, or none.
-    source.rename(tmp_path / "away")
+    (tmp_path / "share").rename(tmp_path / "away")
     with pytest.raises(RemoteUnavailable, match="does not exist"):
         mirror.sync()
-    source.mkdir()
-    assert mirror.sync()
-    assert tree(mirror.root) == {"m/1/model.onnx": b"changed"}
 
 
 @pytest.mark.parametrize("has_exchange", [True, False])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,21 +13,17 @@ import numpy as np
 import pytest
 
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
+from edge_server.plugins.ros.messages.ros2_types import MessageTypes
+from edge_server.plugins.ros.recordings.recording import ImageRecording
+from edge_server.plugins.ros.recordings.recording_writer import RecordingWriter
+from edge_server.plugins.ros.recordings.replay import RecordingReplay, ReplayParameters
 from edge_server.protocol.frame_messages import Returns
+from tests.plugins.ros.replays import COMMAND, NEEDS_LIBRARIES, START_NS, STEP_NS, replayed
 
-COMMAND = Path(sys.executable).parent / "edge-server"
 RESULTS = "/edge_server/camera/image_raw/detections"
 DETECTIONS = "vision_msgs/msg/Detection2DArray"
-START_NS = 1_700_000_000_000_000_000
-STEP_NS = 33_000_000
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("rosbags", "mcap")),
-        reason="needs rosbags and mcap: pip install '.[ros]' mcap",
-    ),
-]
+pytestmark = NEEDS_LIBRARIES
 
 
 def store() -> Any:
@@ -69,14 +63,6 @@ def recorded(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
-
-
-def replayed(address: str, recording: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(COMMAND), "ros", "replay", str(recording), "--model=finder", f"--address={address}",
-         f"--output={output}", *flags],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
 
 
 def read_with_rosbags(path: Path) -> list[tuple[str, int, Any]]:
@@ -348,9 +334,6 @@ def test_an_existing_file_is_not_overwritten(recorded: Callable[..., Path], tmp_
 
 
 def test_all_topics_of_images_are_chosen_and_named_ones_are_found(recorded: Callable[..., Path]) -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-    from edge_server.plugins.ros.recordings.recording import ImageRecording
-
     with ImageRecording(recorded(2, topics=("/left", "/right")), MessageTypes()) as recording:
         assert recording.choose_topics() == ({"/left": 2, "/right": 2}, {})
         assert recording.choose_topics(["right"]) == ({"/right": 2}, {})
@@ -359,9 +342,6 @@ def test_all_topics_of_images_are_chosen_and_named_ones_are_found(recorded: Call
 
 
 def test_frames_are_numbered_views_with_padding_and_timestamp(recorded: Callable[..., Path]) -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-    from edge_server.plugins.ros.recordings.recording import ImageRecording
-
     with ImageRecording(recorded(3), MessageTypes()) as recording:
         frames = list(recording.frames(["/camera/image_raw"]))
     assert [item.frame and item.frame.header.seq for item in frames] == [1, 2, 3]
@@ -376,11 +356,6 @@ def test_frames_are_numbered_views_with_padding_and_timestamp(recorded: Callable
 def test_an_error_while_reading_a_recording_is_raised(
     scripted: Callable[..., Any], recorded: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-    from edge_server.plugins.ros.recordings.recording import ImageRecording
-    from edge_server.plugins.ros.recordings.recording_writer import RecordingWriter
-    from edge_server.plugins.ros.recordings.replay import RecordingReplay, ReplayParameters
-
     types = MessageTypes()
     parameters = ReplayParameters("finder", address=scripted().address, returns=Returns(has_detections=True))
 

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from edge_server.errors import InvalidRequest
+from edge_server.errors import InvalidRequest, Unsupported
 from edge_server.plugins.ros.messages.message_conversion import (
     ClassificationMessage,
     CompressedImageMessage,
@@ -27,12 +27,19 @@ from edge_server.plugins.ros.messages.message_conversion import (
     VisionInfoMessage,
     make_frame,
 )
+from edge_server.plugins.ros.messages.ros2_types import MessageTypes, import_library
 from edge_server.protocol.frame_messages import FrameHeader
 
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(importlib.util.find_spec("rosbags") is None, reason="needs rosbags: pip install '.[ros]'"),
 ]
+
+
+@pytest.fixture(scope="module")
+def types() -> MessageTypes:
+    return MessageTypes()
+
 
 HEADER = FrameHeader(12, 34, "camera/ø")
 CUP = HypothesisMessage("cup", 0.5)
@@ -51,10 +58,7 @@ MESSAGES: tuple[OutgoingMessage, ...] = (
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind.name)
-def test_an_encoded_message_decodes_to_the_same(message: OutgoingMessage) -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-
-    types = MessageTypes()
+def test_an_encoded_message_decodes_to_the_same(types: MessageTypes, message: OutgoingMessage) -> None:
     data = types.encode(message)
     assert data[:4] == b"\x00\x01\x00\x00"
     value = types.decode(data, message.kind.value)
@@ -62,10 +66,7 @@ def test_an_encoded_message_decodes_to_the_same(message: OutgoingMessage) -> Non
     assert types.encode(message) == bytes(types.store.serialize_cdr(value, message.kind.value))
 
 
-def test_the_track_id_is_the_id_of_its_detection() -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-
-    types = MessageTypes()
+def test_the_track_id_is_the_id_of_its_detection(types: MessageTypes) -> None:
     message = DetectionsMessage(
         HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP, "17"), DetectionMessage(0, 0, 0, 0, CUP))
     )
@@ -73,19 +74,13 @@ def test_the_track_id_is_the_id_of_its_detection() -> None:
     assert [found.id for found in value.detections] == ["17", ""]
 
 
-def test_the_angle_of_an_oriented_box_is_theta() -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-
-    types = MessageTypes()
+def test_the_angle_of_an_oriented_box_is_theta(types: MessageTypes) -> None:
     message = DetectionsMessage(HEADER, (DetectionMessage(1.5, 2.5, 3, 4, CUP, theta=0.75),))
     (found,) = types.decode(types.encode(message), message.kind.value).detections
     assert (found.bbox.center.theta, found.bbox.size_x, found.bbox.size_y) == (0.75, 3, 4)
 
 
-def test_a_detection_in_space_is_written_field_by_field() -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-
-    types = MessageTypes()
+def test_a_detection_in_space_is_written_field_by_field(types: MessageTypes) -> None:
     (found,) = types.decode(types.encode(MESSAGES[-1]), "vision_msgs/msg/Detection3DArray").detections
     position, turn, size = found.bbox.center.position, found.bbox.center.orientation, found.bbox.size
     assert (position.x, position.y, position.z, size.x, size.y, size.z) == (0.5, -0.25, 2.0, 0.1, 0.2, 0.05)
@@ -97,30 +92,21 @@ def test_a_detection_in_space_is_written_field_by_field() -> None:
     assert found.header.frame_id == "camera/ø"
 
 
-def test_pixels_of_a_decoded_image_are_a_view_of_the_received_bytes() -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-
-    types = MessageTypes()
+def test_pixels_of_a_decoded_image_are_a_view_of_the_received_bytes(types: MessageTypes) -> None:
     data = types.encode(MESSAGES[0])
     frame = make_frame(types.decode(data, "sensor_msgs/msg/Image"))
     assert np.shares_memory(np.frombuffer(frame.data, np.uint8), np.frombuffer(data, np.uint8))
     assert (frame.step, frame.encoding, frame.is_bigendian, bytes(frame.data)) == (3, "bayer_rggb8", True, data[-6:])
 
 
-def test_seconds_beyond_2038_keep_their_bits() -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-
-    types = MessageTypes()
+def test_seconds_beyond_2038_keep_their_bits(types: MessageTypes) -> None:
     message = ClassificationMessage(FrameHeader(4_000_000_000, 1, ""), ())
     value = types.decode(types.encode(message), message.kind.value)
     assert value.header.stamp.sec == 4_000_000_000 - 2**32
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind.name)
-def test_damaged_bytes_are_refused_or_decoded(message: OutgoingMessage) -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-
-    types = MessageTypes()
+def test_damaged_bytes_are_refused_or_decoded(types: MessageTypes, message: OutgoingMessage) -> None:
     data = types.encode(message)
     chance = random.Random(5)
     damaged = [data[:length] for length in range(len(data))]
@@ -139,9 +125,6 @@ def test_damaged_bytes_are_refused_or_decoded(message: OutgoingMessage) -> None:
 
 
 def test_a_missing_library_is_reported_with_what_to_install() -> None:
-    from edge_server.errors import Unsupported
-    from edge_server.plugins.ros.messages.ros2_types import import_library
-
     with pytest.raises(Unsupported, match=r"rosbags is needed .* pip install '\.\[ros\]'"):
         import_library("rosbags.nothing_of_the_kind")
     with pytest.raises(Unsupported, match=r"for x86-64 alone.*--transport=rclpy"):

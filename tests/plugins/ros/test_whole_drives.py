@@ -19,18 +19,13 @@ import numpy as np
 import pytest
 
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.ros.messages.ros2_types import MessageTypes
+from edge_server.plugins.ros.recordings.recording import ImageRecording
+from tests.plugins.ros.replays import COMMAND, NEEDS_LIBRARIES, START_NS, STEP_NS, replayed
 
-COMMAND = Path(sys.executable).parent / "edge-server"
-START_NS, STEP_NS = 1_700_000_000_000_000_000, 33_000_000
 IMAGE, COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("rosbags", "mcap")),
-        reason="needs rosbags and mcap: pip install '.[ros]' mcap",
-    ),
-]
+pytestmark = NEEDS_LIBRARIES
 
 
 def store() -> Any:
@@ -92,23 +87,12 @@ def drive(count: int, topics: Sequence[str] = ("/front/image_raw",)) -> list[Mes
 
 def frames_of(path: Path, topics: Sequence[str] = ("/front/image_raw",)) -> tuple[list[Any], list[str]]:
     """Return the frames of a recording and what is damaged."""
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-    from edge_server.plugins.ros.recordings.recording import ImageRecording
-
     with ImageRecording(path, MessageTypes()) as recording:
         return list(recording.frames(topics)), list(recording.damage)
 
 
 def numbers(frames: Sequence[Any]) -> list[int]:
     return [one.frame.header.sec for one in frames]
-
-
-def replayed(address: str, recording: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(COMMAND), "ros", "replay", str(recording), "--model=finder", f"--address={address}",
-         f"--output={output}", *flags],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
 
 
 def results_of(path: Path) -> list[tuple[str, int, Any]]:
@@ -296,9 +280,6 @@ def options_of_writers() -> list[Any]:
 
 @pytest.mark.parametrize("options", options_of_writers())
 def test_each_way_to_write_mcap_is_read_and_counted(tmp_path: Path, options: dict[str, Any]) -> None:
-    from edge_server.plugins.ros.messages.ros2_types import MessageTypes
-    from edge_server.plugins.ros.recordings.recording import ImageRecording
-
     path = write_mcap(tmp_path / "drive.mcap", drive(30, ("/front/image_raw", "/left/image_raw")), **options)
     frames, damage = frames_of(path)
     assert (numbers(frames), damage) == (list(range(1, 31)), [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,12 +23,16 @@ class JsonLinesFile(Sink):
         try:
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
-            raise SinkError(f"{self._path}: cannot be written: {write_failure_reason(self._path, error)}") from None
+            raise self._failure(error) from None
 
     def send(self, message: SinkMessage) -> bool:
         assert self._file is not None
         line = json.dumps(message.as_json(), allow_nan=False).encode() + b"\n"
         try:
+            if not self._has_name():
+                # Somebody deleted or renamed it, as programs that rotate logs do.
+                self.close()
+                self.open()
             size = self._file.tell()
             if size and size + len(line) > self._max_bytes:
                 self._path.replace(f"{self._path}.1")
@@ -36,8 +41,19 @@ class JsonLinesFile(Sink):
             if self._file.write(line) != len(line):
                 raise SinkError(f"{self._path}: only a part of a line could be written")
         except OSError as error:
-            raise SinkError(f"{self._path}: cannot be written: {write_failure_reason(self._path, error)}") from None
+            raise self._failure(error) from None
         return True
+
+    def _has_name(self) -> bool:
+        """Return whether the path still leads to the file that is open."""
+        assert self._file is not None
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def _failure(self, error: OSError) -> SinkError:
+        return SinkError(f"{self._path}: cannot be written: {write_failure_reason(self._path, error)}")
 
     def close(self) -> None:
         if self._file is not None:

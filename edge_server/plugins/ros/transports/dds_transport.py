@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -40,6 +41,12 @@ _POLICIES = {
     24: "type",
 }
 """Policy numbers of the DDS and XTypes specifications, for the policies in which ROS nodes differ."""
+
+_domains: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""Domain id -> the domain that this process made. With a domain all its participants end: the last transport in it must
+be the last to forget it."""
+
+_domains_lock = threading.Lock()
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +104,7 @@ class DdsTransport:
         self._domain: Any = None
         try:
             if configuration:
-                self._domain = self._make_domain(configuration)
+                self._domain = self._find_domain(configuration)
             self._participant: Any = self._dds.domain.DomainParticipant(domain_id)
             self._waiting: Any = self._dds.core.WaitSet(self._participant)
         except self._dds.core.DDSException as error:
@@ -178,14 +185,18 @@ class DdsTransport:
             self._writers.clear()
             self._participant = self._domain = None
 
-    def _make_domain(self, configuration: str) -> Any:
-        """Return the domain with this configuration, or None if this process is in the domain already."""
-        try:
-            return self._dds.domain.Domain(self._domain_id, configuration)
-        except self._dds.core.DDSException as error:
-            if error.code != self._dds.core.DDSException.DDS_RETCODE_PRECONDITION_NOT_MET:
-                raise
-            return None
+    def _find_domain(self, configuration: str) -> Any:
+        """Return the domain, with this configuration unless a transport of this process has it already. None: another
+        part of the process has made it."""
+        with _domains_lock:
+            domain = _domains.get(self._domain_id)
+            if domain is None:
+                try:
+                    domain = _domains[self._domain_id] = self._dds.domain.Domain(self._domain_id, configuration)
+                except self._dds.core.DDSException as error:
+                    if error.code != self._dds.core.DDSException.DDS_RETCODE_PRECONDITION_NOT_MET:
+                        raise
+            return domain
 
     def _discovered(self, builtin_topic: Any) -> list[Any]:
         """Return the participants or publishers that exist now, of all nodes including this one."""
@@ -212,10 +223,15 @@ class DdsTransport:
         reliability = policy.Reliability.BestEffort
         if qos.is_reliable:
             reliability = policy.Reliability.Reliable(_RELIABLE_WAIT_MS * 1_000_000)
+        history = policy.History.KeepLast(qos.depth)
+        durability = [policy.Durability.Volatile]
+        if qos.is_transient_local:
+            # Without its own history the service keeps one message for those that come later.
+            durability = [policy.Durability.TransientLocal, policy.DurabilityService(0, history, -1, -1, -1)]
         return self._dds.qos.Qos(
             reliability,
-            policy.Durability.TransientLocal if qos.is_transient_local else policy.Durability.Volatile,
-            policy.History.KeepLast(qos.depth),
+            *durability,
+            history,
             policy.DataRepresentation(use_cdrv0_representation=True),
             policy.Userdata(f"typehash={self._types.type_hash(kind.value)};".encode()),
         )

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from edge_server.errors import InvalidRequest, Unsupported
+from edge_server.errors import InvalidRequest, NotFound, Unsupported
 from edge_server.plugins.ros.messages.message_conversion import MessageKind, OutgoingMessage
 from edge_server.plugins.ros.messages.ros2_types import MessageBuilder
 from edge_server.plugins.ros.transports.ros2_environment import read_discovery_settings
@@ -112,7 +112,7 @@ class RclpyTransport:
     def publish(self, topic: str, message: OutgoingMessage) -> None:
         kind, publisher = self._publishers.get(topic, (None, None))
         if publisher is None or kind is not message.kind:
-            raise InvalidRequest(f"topic '{topic}' was not advertised for {message.kind.value}")
+            raise NotFound(f"topic '{topic}' was not advertised for {message.kind.value}")
         if self._context.ok():
             publisher.publish(self._messages.build(message))
 

@@ -50,11 +50,6 @@ def test_a_file_continues_after_a_restart_within_its_size_limit(tmp_path, messag
     assert path.stat().st_size <= 2000
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(SinkError, match=rf"x/out\.jsonl: cannot be written: the folder {tmp_path}/x must exist$"):
-        JsonLinesFile(str(tmp_path / "x/out.jsonl"), 2000).open()
-
-
 @pytest.fixture
 def receiver():
     class Hook(Handler):
@@ -81,16 +76,6 @@ def test_a_webhook_gets_each_message_with_its_password(receiver, message):
     assert [item["detections"][0]["label"] for item in (first, second)] == ["cat", "dog"]
 
 
-def test_a_webhook_that_refuses_is_named_without_its_password(receiver, message):
-    receiver.status = 500
-    sink = Webhook(f"http://me:geheim@127.0.0.1:{receiver.server_port}/geheim?key=geheim")
-    sink.open()
-    with pytest.raises(SinkError, match="expected a status of 200 to 299, given 500") as caught:
-        sink.send(message())
-    sink.close()
-    assert "geheim" not in caught.value.message
-
-
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_of_a_webhook_is_an_error_and_is_not_followed(receiver, message, status):
     receiver.status, receiver.location = status, f"http://127.0.0.1:{receiver.server_port}/other"
@@ -98,13 +83,3 @@ def test_a_redirect_of_a_webhook_is_an_error_and_is_not_followed(receiver, messa
     with pytest.raises(SinkError, match=f"expected a status of 200 to 299, given {status}"):
         sink.send(message())
     assert [path for path, _, _ in receiver.got] == ["/hook"]
-
-
-def test_an_unreachable_webhook_is_named(free_ports, message):
-    sink = Webhook(f"http://127.0.0.1:{free_ports(1)[0]}/")
-    sink.open()
-    with pytest.raises(SinkError, match="Connection refused"):
-        sink.send(message())
-    sink.close()
-    with pytest.raises(SinkError, match=r"http://hook\.invalid: the host name 'hook\.invalid' is not known: "):
-        Webhook("http://me:geheim@hook.invalid/x").send(message())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,12 +125,17 @@ def test_a_file_gets_every_result_and_a_broker_one_change_per_second(message, tm
     assert len(path.read_text().splitlines()) == 5
 
 
-def test_within_the_interval_the_newest_result_is_kept_and_others_are_counted(start, sink, message, eventually):
+def test_within_the_interval_the_newest_result_is_kept_and_others_are_counted(
+    start, sink, message, eventually, monkeypatch
+):
+    clock = [100.0]
+    monkeypatch.setattr(sink_runner, "time", SimpleNamespace(monotonic=lambda: clock[-1]))
     runner = start(interval_s=0.3)
     for seq in range(1, 6):
         runner.put(message("door", *["cat"] * seq, seq=seq))
     assert runner.report().suppressed == 3
     # Nothing further comes, and the last change is sent all the same.
+    clock.append(101.0)
     assert eventually(lambda: len(sink.sent) == 2)
     assert [one.result.header.seq for one in sink.sent] == [1, 5]
 

@@ -165,19 +165,12 @@ def test_the_oldest_pictures_are_deleted_at_the_bound_also_those_of_an_earlier_r
     assert names(folder) == ["mine.jpg"]
 
 
-def test_a_folder_that_cannot_be_written_and_a_picture_that_does_not_decode_are_named(make_sink, folder):
-    with pytest.raises(SinkError, match=f"x/y: pictures cannot be written: the folder {folder}/x must exist$"):
-        SnapshotFolder(f"{folder}/x/y/", 1000, is_cropped=False).open()
-
+def test_a_picture_that_does_not_decode_is_named(make_sink, folder):
     def damaged():
         raise InvalidRequest("it is damaged")
 
-    sink = make_sink()
     with pytest.raises(SinkError, match="snapshots: it is damaged"):
-        sink.send(seen(("cat", 0.6, 1), picture=damaged))
-    folder.rmdir()
-    with pytest.raises(SinkError, match="snapshots: pictures cannot be written: No such file"):
-        sink.send(seen(("cat", 0.6, 1)))
+        make_sink().send(seen(("cat", 0.6, 1), picture=damaged))
 
 
 def test_few_pictures_wait_for_a_slow_disk_and_none_for_other_receivers(sink, eventually, folder):

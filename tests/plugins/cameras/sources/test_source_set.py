@@ -32,37 +32,6 @@ def test_a_looped_folder_has_every_frame_answered_or_counted(cameras, folder, ev
     assert cameras.events[0] == ("source.running", {"source": "cam", "model": "sum"})
 
 
-def test_an_absent_source_is_retried_and_its_reason_reported(cameras, folder, eventually):
-    gone = folder.with_name("gone")
-    folder.rename(gone)
-    cameras.apply(entry(url=folder, fps=500))
-    assert eventually(lambda: cameras.report().failures >= 5)
-    report = cameras.report()
-    assert report.state == "FAILED"
-    assert "no such file" in report.reason
-    assert report.offline_s > 0
-    # The same reason is reported once, not with each attempt.
-    assert [kind for kind, _ in cameras.events] == ["source.failed"]
-    gone.rename(folder)
-    assert eventually(lambda: cameras.report().state == "RUNNING")
-    assert eventually(lambda: cameras.of())
-    assert cameras.states == [("cam", "FAILED"), ("cam", "RUNNING")]
-
-
-def test_a_lost_camera_is_reopened_and_the_gap_is_counted(cameras, camera, jpeg, eventually):
-    camera.plays(*[jpeg(7)] * 3)
-    cameras.apply(entry(url=camera.url))
-    assert eventually(lambda: cameras.report().failures >= 4)
-    camera.answers(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n")
-    assert eventually(lambda: "refuses user and password" in cameras.report().reason)
-    offline_s = cameras.report().offline_s
-    camera.plays(*[jpeg(7)] * 100)
-    assert eventually(lambda: cameras.stream().counts.received >= 100)
-    assert cameras.report().offline_s > offline_s
-    assert eventually(lambda: cameras.is_exact())
-    assert {kind for kind, _ in cameras.events} == {"source.failed", "source.running"}
-
-
 def test_results_come_with_the_picture_of_their_own_frame_where_that_is_wanted(cameras, folder, eventually):
     cameras.apply(entry(url=folder, fps=200), pictured={"cam"})
     assert eventually(lambda: len(cameras.pictures) > 20)

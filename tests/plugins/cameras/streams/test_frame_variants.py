@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from edge_server.protocol.frame_messages import Returns
 
@@ -51,20 +52,17 @@ def test_frames_switch_to_the_lighter_variant_and_back_each_resized_for_its_mode
     assert statistics == {"sum": 2, "light": 2}
 
 
-def test_a_stream_that_names_a_version_does_not_switch(stream_server, tools):
-    choice = served(stream_server, tools, light_config(tools))
+@pytest.mark.parametrize("why", ["the stream names a version", "no variant serves", "the variant takes no frames"])
+def test_the_model_runs_itself_while(why, stream_server, tools):
+    light = light_config(tools)
+    if why == "the variant takes no frames":
+        light = light.replace("image_color", "color").replace("image_scale", "scale")
+    choice = served(stream_server, tools, None if why == "no variant serves" else light)
     choice.is_light = True
-    camera = stream_server.camera(version=1)
+    camera = stream_server.camera(**({"version": 1} if why == "the stream names a version" else {}))
     camera.send(tools.frame(2))
-    assert (camera.wait(1)[0].variant, tools.values(camera.results)) == ("", [tools.sum_of(2)])
-
-
-def test_without_a_serving_variant_the_model_runs_itself(stream_server, tools):
-    choice = served(stream_server, tools)
-    choice.is_light = True
-    camera = stream_server.camera()
-    camera.send(tools.frame(2))
-    assert (camera.wait(1)[0].variant, camera.results[0].error) == ("", "")
+    (answer,) = camera.wait(1)
+    assert (answer.variant, answer.error, tools.values([answer])) == ("", "", [tools.sum_of(2)])
 
 
 def test_a_variant_without_the_requested_results_is_skipped(stream_server, tools):
@@ -76,15 +74,6 @@ def test_a_variant_without_the_requested_results_is_skipped(stream_server, tools
     takes_all.send(tools.frame(2))
     assert (asks_by_name.wait(1)[0].variant, asks_by_name.results[0].error) == ("", "")
     assert takes_all.wait(1)[0].variant == "light"
-
-
-def test_a_variant_that_takes_no_frames_is_skipped(stream_server, tools):
-    plain = light_config(tools).replace("image_color", "color").replace("image_scale", "scale")
-    choice = served(stream_server, tools, plain)
-    choice.is_light = True
-    camera = stream_server.camera()
-    camera.send(tools.frame(2))
-    assert (camera.wait(1)[0].variant, camera.results[0].error) == ("", "")
 
 
 def test_frames_continue_if_the_active_variant_is_unloaded(stream_server, tools):

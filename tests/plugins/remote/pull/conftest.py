@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.kit.certificates import self_signed
+from tests.plugins.remote.pull.archives import Edge
 
 
 @pytest.fixture
@@ -15,6 +17,16 @@ def models(tmp_path: Path) -> Path:
     path = tmp_path / "models"
     path.mkdir()
     return path
+
+
+@pytest.fixture
+def pull(run_command: Edge, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Edge:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return run_command("pull", f"--model-repository={models}", "--timeout=20", *arguments)
+
+    return run
 
 
 @pytest.fixture(scope="session")

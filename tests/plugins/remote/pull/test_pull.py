@@ -29,13 +29,7 @@ import pytest
 from edge_server.plugins.remote.pull.archive import MAX_FILES
 from tests.kit import site as kit_site
 from tests.kit.site import Handler
-
-Edge = Callable[..., subprocess.CompletedProcess[str]]
-CONFIG = b"""
-backend: "identity"
-input { name: "I" data_type: TYPE_FP32 dims: [1] }
-output { name: "O" data_type: TYPE_FP32 dims: [1] }
-"""
+from tests.plugins.remote.pull.archives import CONFIG, MODEL, Edge, tar
 
 
 @dataclass
@@ -101,24 +95,6 @@ def secure_site(tls: ssl.SSLContext) -> Iterator[Site]:
         yield made
 
 
-@pytest.fixture
-def pull(run_command: Edge, models: Path) -> Edge:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return run_command("pull", f"--model-repository={models}", "--timeout=20", *arguments)
-
-    return run
-
-
-def tar(files: dict[str, bytes], mode: str = "w:gz") -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return made.getvalue()
-
-
 def special(**fields: Any) -> bytes:
     """Return a tar with one member that is not a plain file, or has not the size in its header."""
     made = io.BytesIO()
@@ -178,9 +154,6 @@ def zipped_link() -> bytes:
     return made.getvalue()
 
 
-MODEL = {"config.pbtxt": CONFIG, "1/weights": b"w" * 5000}
-
-
 def in_folder(files: dict[str, bytes], name: str) -> dict[str, bytes]:
     return {f"{name}/{path}": content for path, content in files.items()}
 
@@ -188,8 +161,8 @@ def in_folder(files: dict[str, bytes], name: str) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("echo.tar.gz", tar(MODEL)),
-        ("echo.tgz", tar(in_folder(MODEL, "echo-release-3"))),
+        ("echo.tar.gz", tar(MODEL, "w:gz")),
+        ("echo.tgz", tar(in_folder(MODEL, "echo-release-3"), "w:gz")),
         ("echo.tar", tar(in_folder(MODEL, "download"), "w")),
         ("echo.zip", zipped(MODEL)),
         ("echo.zip", zipped(in_folder(MODEL, "echo"))),
@@ -279,7 +252,7 @@ def huge_header() -> bytes:
         ("m.tar.gz", b"<html>sign in first</html>", "is not a complete .tar.gz archive"),
         ("m.tar.gz", b"\x1f\x8b\x08\x04" + bytes(7), "is not a complete .tar.gz archive"),
         ("m.zip", b"<html>sign in first</html>", "is not a complete .zip archive"),
-        ("m.tar.gz", tar({**MODEL, "1/weights": os.urandom(5000)})[:3000], "is not a complete .tar.gz archive"),
+        ("m.tar.gz", tar({**MODEL, "1/weights": os.urandom(5000)}, "w:gz")[:3000], "is not a complete .tar.gz archive"),
         ("m.tar", tar({"../m/config.pbtxt": b""}, "w"), "expected a relative path"),
         ("m.tar", tar({"/tmp/outside": b""}, "w"), "expected a relative path"),
         ("m.zip", zipped({"../outside": b""}), "expected a relative path"),
@@ -353,8 +326,8 @@ ZEROS = bytes(40_000)
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("m.tar.gz", tar({"1/weights": bytes(100_001)})),
-        ("m.tar.gz", tar({"1/a": ZEROS, "1/b": ZEROS, "1/c": ZEROS})),
+        ("m.tar.gz", tar({"1/weights": bytes(100_001)}, "w:gz")),
+        ("m.tar.gz", tar({"1/a": ZEROS, "1/b": ZEROS, "1/c": ZEROS}, "w:gz")),
         ("m.zip", zipped({"1/a": ZEROS, "1/b": ZEROS, "1/c": ZEROS})),
         ("m.tar", special(size=100_001)),
     ],
@@ -368,10 +341,10 @@ def test_an_archive_that_unpacks_above_max_bytes_is_refused_and_leaves_no_file(
 
 
 def test_max_bytes_limits_unpacked_archives_and_not_single_model_files(site: Site, pull: Edge, models: Path) -> None:
-    assert pull(*site.add("m.tar.gz", tar(MODEL)), f"--max-bytes={5000 + len(CONFIG)}").returncode == 0
+    assert pull(*site.add("m.tar.gz", tar(MODEL, "w:gz")), f"--max-bytes={5000 + len(CONFIG)}").returncode == 0
     assert pull(*site.add("n.onnx", bytes(5000)), "--max-bytes=1000").returncode == 0
     assert sorted(os.listdir(models)) == ["m", "n"]
-    done = pull(*site.add("o.tar", tar(MODEL)), "--max-bytes=0")
+    done = pull(*site.add("o.tar", tar(MODEL, "w:gz")), "--max-bytes=0")
     assert done.returncode == 2
     assert "expected a whole number from 1" in done.stderr
 
@@ -382,7 +355,7 @@ def test_an_archive_takes_at_most_nine_tenths_of_the_free_space(
     usage = shutil.disk_usage(models)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=40_000_000))
     files = {f"1/{number}": bytes(6_000_000) for number in range(7)}
-    done = pull(*site.add("m.tar.gz", tar(files)))
+    done = pull(*site.add("m.tar.gz", tar(files, "w:gz")))
     assert (done.returncode, os.listdir(models)) == (1, [])
     assert "more than 36000000 bytes: expected at most nine tenths of the 40000000 bytes that are free" in done.stderr
 
@@ -398,7 +371,7 @@ def test_one_sync_writes_all_files_before_the_model_is_renamed_into_place(
             calls.append("in place" if arguments[1:] == (models / "m",) else real.__name__)
 
         monkeypatch.setattr(f"os.{name}", functools.partial(record, getattr(os, name)))
-    assert pull(*site.add("m.tar.gz", tar({f"1/{number}": b"x" for number in range(300)}))).returncode == 0
+    assert pull(*site.add("m.tar.gz", tar({f"1/{number}": b"x" for number in range(300)}, "w:gz"))).returncode == 0
     # The last one makes the rename itself survive.
     assert calls == ["rename", "sync", "in place", "fsync"]
 
@@ -521,7 +494,7 @@ print(changes)
 )
 def test_files_of_a_killed_pull_are_removed_by_the_next(is_same: bool, old: str, site: Site, tmp_path: Path) -> None:
     new = {"config.pbtxt": CONFIG, "1/a": b"a" * 5000, "1/b": b"b"}
-    killed = [*site.add("m.tar.gz", tar(new)), *["--replace"] * bool(old)]
+    killed = [*site.add("m.tar.gz", tar(new, "w:gz")), *["--replace"] * bool(old)]
     after = [killed[0], killed[1], "--replace"] if is_same else site.add("other.onnx", b"other")
     folder = tmp_path / "repositories"
     folder.mkdir()
@@ -696,7 +669,7 @@ def test_headers_are_sent_only_to_the_named_host(site: Site, pull: Edge) -> None
 def index(secure_site: Site, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of an index with one model beside it."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    content = tar(MODEL)
+    content = tar(MODEL, "w:gz")
     secure_site.add("models/files/echo-3.tar.gz", content)
     entry = {
         "name": "echo",

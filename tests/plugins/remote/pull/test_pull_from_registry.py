@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import ssl
 import stat
-import subprocess
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +14,9 @@ from typing import Any
 import pytest
 
 from edge_server.repository.disk.free_space import RESERVE_BYTES
+from tests.plugins.remote.pull.archives import CONFIG, MODEL, Edge, tar
 from tests.plugins.remote.pull.registry import INDEX, MANIFEST, TITLE, Registry, basic, digest_of, run_registry
 
-Edge = Callable[..., subprocess.CompletedProcess[str]]
-CONFIG = b"""
-backend: "identity"
-input { name: "I" data_type: TYPE_FP32 dims: [1] }
-output { name: "O" data_type: TYPE_FP32 dims: [1] }
-"""
 TAR = "application/vnd.oci.image.layer.v1.tar"
 EMPTY = "application/vnd.oci.empty.v1+json"
 UNKNOWN = "application/vnd.unknown.config.v1+json"
@@ -34,42 +26,10 @@ PACK = "application/vnd.cncf.model"
 
 
 @pytest.fixture
-def pull(run_command: Edge, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Edge:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return run_command("pull", f"--model-repository={models}", "--timeout=20", *arguments)
-
-    return run
-
-
-@pytest.fixture
-def registry() -> Iterator[Registry]:
-    with run_registry() as made:
-        yield made
-
-
-@pytest.fixture
 def secure_registry(certificate: Path, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with run_registry(tls) as made:
         yield made
-
-
-def tar(files: dict[str, bytes | None], mode: str = "w", links: dict[str, str] | None = None) -> bytes:
-    """Return a tar file; None makes a folder."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
-            info.size = len(content or b"")
-            archive.addfile(info, io.BytesIO(content or b""))
-        for name, target in (links or {}).items():
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = tarfile.SYMTYPE, target
-            archive.addfile(info)
-    return made.getvalue()
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -88,26 +48,25 @@ def artifacts(registry: Registry) -> dict[str, tuple[list[dict[str, Any]], str, 
     file, blob = registry.add_file, registry.add_blob
     gguf = b"GGUF" + bytes(100)
     path = "org.cncf.model.filepath"
-    model = {"config.pbtxt": CONFIG, "1/weights": b"w" * 5000}
     return {
         "files of oras with folders": (
-            [file("config.pbtxt", CONFIG), file("1/weights", b"w" * 5000)], UNKNOWN, model,
+            [file("config.pbtxt", CONFIG), file("1/weights", b"w" * 5000)], UNKNOWN, MODEL,
         ),
         "a file of oras, of the type that it gives to any": (
             [file("detector v3.onnx", b"onnx", TAR), file("labels.txt", b"cat\n")], EMPTY,
             {"1/model.onnx": b"onnx", "labels.txt": b"cat\n"},
         ),
         "a folder of oras": (
-            [blob(tar({"echo": None, **{f"echo/{name}": content for name, content in model.items()}}, "w:gz"),
+            [blob(tar({"echo": None, **{f"echo/{name}": content for name, content in MODEL.items()}}, "w:gz"),
                   f"{TAR}+gzip", **{TITLE: "echo", "io.deis.oras.content.unpack": "true"})],
-            EMPTY, model,
+            EMPTY, MODEL,
         ),
         "a folder of oras-py": (
-            [file("echo", tar({f"echo/{name}": content for name, content in model.items()}, "w:gz"), f"{TAR}+gzip")],
-            UNKNOWN, model,
+            [file("echo", tar({f"echo/{name}": content for name, content in MODEL.items()}, "w:gz"), f"{TAR}+gzip")],
+            UNKNOWN, MODEL,
         ),
         "an archive": (
-            [file("echo.tar.gz", tar(dict(model), "w:gz"), TAR)], EMPTY, model,
+            [file("echo.tar.gz", tar(MODEL, "w:gz"), TAR)], EMPTY, MODEL,
         ),
         "one file twice": (
             [file("1/a", b"same"), file("1/b", b"same"), file("config.pbtxt", CONFIG)], EMPTY,
@@ -389,145 +348,146 @@ def test_a_log_in_that_is_unsafe_or_useless_is_refused(
 # -- hostile registries -----------------------------------------------------------------------------------------------
 
 
-def hostile(registry: Registry, name: str) -> str:
-    """Push what a hostile registry has, and return its digest."""
-    file, blob, push = registry.add_file, registry.add_blob, registry.push
-    layer = file("m.onnx", b"onnx")
-    match name:
-        case "another blob":
-            registry.blobs[digest_of(b"onnx")] = b"evil"
-            return push("v", layer)
-        case "a longer blob":
-            registry.blobs[digest_of(b"onnx")] = b"onnx and more"
-            return push("v", layer)
-        case "an endless blob":
-            registry.is_endless = True
-            return push("v", layer)
-        case "another manifest":
-            digest = push("v", layer)
-            registry.manifests[digest] = registry.manifests[push("w", file("m.onnx", b"evil"))]
-            return digest
-        case "a huge manifest":
-            return push("v", layer, padding=" " * (4 << 20))
-        case "a manifest of deep lists":
-            registry.manifests["v"] = b"[" * 100_000
-            registry.answers[f"/v2/team/echo/manifests/{digest_of(b'[' * 100_000)}"] = b"[" * 100_000
-            return digest_of(b"[" * 100_000)
-        case "many layers":
-            return push("v", *[layer] * 1001)
-        case "no layers":
-            return push("v")
-        case "a manifest that is an index too":
-            return push("v", layer, manifests=[layer])
-        case "another document":
-            return push("v", layer, mediaType="application/vnd.example+json")
-        case "an index of indexes":
-            inner = registry.push_document("w", {"schemaVersion": 2, "mediaType": INDEX, "manifests": []})
-            entry = blob(registry.manifests[inner], MANIFEST)
-            return registry.push_document("v", {"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]})
-        case "an index that names itself":
-            # No document has its own hash in it: such a registry must answer with another one.
-            entry = {**blob(b"itself", MANIFEST)}
-            outer = registry.push_document("v", {"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]})
-            registry.manifests[digest_of(b"itself")] = registry.manifests[outer]
-            return outer
-        case "a size that is none":
-            return push("v", {**layer, "size": -1})
-        case "a digest that leads out":
-            return push("v", {**layer, "digest": "sha256:../../../etc/passwd"})
-        case "another hash function":
-            return push("v", {**layer, "digest": "sha512:" + "0" * 128})
-        case "annotations of numbers":
-            return push("v", {**layer, "annotations": {TITLE: 1}})
-        case "a layer larger than the disk":
-            return push("v", {**layer, "size": 1 << 52})
-        case "a name that leads out":
-            return push("v", file("../../evil", b"onnx"))
-        case "an absolute name":
-            return push("v", file("/tmp/evil", b"onnx"))
-        case "a name twice":
-            return push("v", layer, file("m.onnx", b"other"))
-        case "a name in capitals":
-            return push("v", layer, file("M.onnx", b"other"))
-        case "a long name":
-            return push("v", file("m" * 256, b"onnx"))
-        case "a file as a folder":
-            return push("v", file("a", b"x"), file("a/b", b"other"))
-        case "deep names":
-            return push("v", *(file(f"{n}/" + "d/" * 400 + "f", b"x") for n in range(3)))
-        case "a layer without a name":
-            return push("v", blob(b"onnx", "application/octet-stream"))
-        case "a layer of zstd":
-            return push("v", blob(b"onnx", f"{TAR}+zstd"))
-        case "a bomb":
-            return push("v", blob(tar({"1/zeros": bytes(3 << 20)}, "w:gz"), f"{TAR}+gzip"))
-        case "a bomb beside the model of an image":
-            return push("v", blob(tar({"zeros": bytes(3 << 20)}, "w:gz"), f"{TAR}+gzip"), config=IMAGE)
-        case "a bomb in two layers":
-            layers = (blob(tar({f"models/1/{name}": bytes(600_000)}, "w:gz"), f"{TAR}+gzip") for name in "ab")
-            return push("v", *layers, config=IMAGE)
-        case "a link in the model of an image":
-            return push("v", blob(tar({}, links={"models/1": "/etc"}), TAR), config=IMAGE)
-        case "a link as the model of an image":
-            return push("v", blob(tar({}, links={"models": "/etc"}), TAR), config=IMAGE)
-        case "a path out of an image":
-            return push("v", blob(tar({"models/../../evil": b"x"}), TAR), config=IMAGE)
-        case "a whiteout of the folder above":
-            return push("v", blob(tar({"models/.wh...": b""}), TAR), config=IMAGE)
-        case "an image without a model":
-            return push("v", blob(tar({"bin/sh": b""}), TAR), config=IMAGE)
-        case "an artifact without a model":
-            return push("v", file("model.safetensors", b"x"), file("config.json", b"{}"))
-        case _:
-            raise AssertionError(name)
+Push = Callable[[Registry, dict[str, Any]], str]
+"""Pushes what a hostile registry has, given one that has the layer of a file, and returns its digest."""
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("another blob", "has another SHA-256"),
-        ("a longer blob", "has another size: expected 4 bytes, given 13"),
-        ("an endless blob", "has another size: expected 4 bytes, given more"),
-        ("another manifest", "a manifest has another SHA-256"),
-        ("a huge manifest", "is too large: expected at most 4194304 bytes"),
-        ("a manifest of deep lists", "the manifest is not JSON"),
-        ("many layers", "expected a manifest with at most 1000 layers, given 1001"),
-        ("no layers", "has no files"),
-        ("a manifest that is an index too", "expected the manifest of an artifact or an image, or an index"),
-        ("another document", "given 'application/vnd.example+json'"),
-        ("an index of indexes", "is an index of indexes"),
-        ("an index that names itself", "a manifest has another SHA-256"),
-        ("a size that is none", "layers[0]: expected mediaType, a digest sha256:HEX and a size"),
-        ("a digest that leads out", "layers[0]: expected mediaType, a digest sha256:HEX and a size"),
-        ("another hash function", "layers[0]: expected mediaType, a digest sha256:HEX and a size"),
-        ("annotations of numbers", "layers[0]: annotations: expected texts"),
-        ("a layer larger than the disk", "does not fit on the disk"),
-        ("a name that leads out", "expected a relative path"),
-        ("an absolute name", "expected a relative path"),
-        ("a name twice", "'m.onnx' is in it twice"),
-        ("a name in capitals", "'m.onnx' is in it twice: expected names"),
-        ("a long name", "expected names of at most 255 bytes"),
-        ("a file as a folder", "'b' is in it twice"),
-        ("deep names", "too many files: expected at most 1000 files"),
-        ("a layer without a name", "layer 0 ('application/octet-stream') has no name"),
-        ("a layer of zstd", "expected gzip, or no compression"),
-        ("a bomb", "more than 1000000 bytes: expected at most --max-bytes=1000000"),
-        ("a bomb beside the model of an image", "more than 1000000 bytes: expected at most --max-bytes=1000000"),
-        ("a bomb in two layers", "more than 1000000 bytes: expected at most --max-bytes=1000000"),
-        ("a link in the model of an image", "'models/1' is a link or a device"),
-        ("a link as the model of an image", "'models' is a link or a device"),
-        ("a path out of an image", "expected a relative path"),
-        ("a whiteout of the folder above", "the image removes '..'"),
-        ("an image without a model", "has no files in /models"),
-        ("an artifact without a model", "has no model: expected a version, such as 1/model.onnx"),
-    ],
-)
+def another_blob(content: bytes) -> Push:
+    def push(registry: Registry, layer: dict[str, Any]) -> str:
+        registry.blobs[digest_of(b"onnx")] = content
+        return registry.push("v", layer)
+
+    return push
+
+
+def endless_blob(registry: Registry, layer: dict[str, Any]) -> str:
+    registry.is_endless = True
+    return registry.push("v", layer)
+
+
+def another_manifest(registry: Registry, layer: dict[str, Any]) -> str:
+    digest = registry.push("v", layer)
+    registry.manifests[digest] = registry.manifests[registry.push("w", registry.add_file("m.onnx", b"evil"))]
+    return digest
+
+
+def deep_lists(registry: Registry, _: dict[str, Any]) -> str:
+    registry.manifests["v"] = b"[" * 100_000
+    registry.answers[f"/v2/team/echo/manifests/{digest_of(b'[' * 100_000)}"] = b"[" * 100_000
+    return digest_of(b"[" * 100_000)
+
+
+def index_of(inner: bytes) -> Push:
+    """No document has its own hash in it: a registry whose index names `itself` must answer with another one."""
+
+    def push(registry: Registry, _: dict[str, Any]) -> str:
+        document: dict[str, Any] = {"schemaVersion": 2, "mediaType": INDEX, "manifests": []}
+        content = inner or registry.manifests[registry.push_document("w", document)]
+        document["manifests"].append(registry.add_blob(content, MANIFEST))
+        outer = registry.push_document("v", document)
+        registry.manifests.setdefault(digest_of(content), registry.manifests[outer])
+        return outer
+
+    return push
+
+
+def with_fields(**fields: Any) -> Push:
+    return lambda registry, layer: registry.push("v", {**layer, **fields})
+
+
+def with_files(*files: tuple[str, bytes]) -> Push:
+    return lambda registry, _: registry.push("v", *(registry.add_file(*file) for file in files))
+
+
+def with_layers(*blobs: tuple[bytes, str], **options: str) -> Push:
+    return lambda registry, _: registry.push("v", *(registry.add_blob(*blob) for blob in blobs), **options)
+
+
+def with_bombs(*files: dict[str, bytes], **options: str) -> Push:
+    return with_layers(*((tar(dict(each), "w:gz"), f"{TAR}+gzip") for each in files), **options)
+
+
+BOMB = "more than 1000000 bytes: expected at most --max-bytes=1000000"
+NO_LAYER = "layers[0]: expected mediaType, a digest sha256:HEX and a size"
+HOSTILE: dict[str, tuple[Push, str]] = {
+    "another blob": (another_blob(b"evil"), "has another SHA-256"),
+    "a longer blob": (another_blob(b"onnx and more"), "has another size: expected 4 bytes, given 13"),
+    "an endless blob": (endless_blob, "has another size: expected 4 bytes, given more"),
+    "another manifest": (another_manifest, "a manifest has another SHA-256"),
+    "a huge manifest": (
+        lambda registry, layer: registry.push("v", layer, padding=" " * (4 << 20)),
+        "is too large: expected at most 4194304 bytes",
+    ),
+    "a manifest of deep lists": (deep_lists, "the manifest is not JSON"),
+    "many layers": (
+        lambda registry, layer: registry.push("v", *[layer] * 1001),
+        "expected a manifest with at most 1000 layers, given 1001",
+    ),
+    "no layers": (with_layers(), "has no files"),
+    "a manifest that is an index too": (
+        lambda registry, layer: registry.push("v", layer, manifests=[layer]),
+        "expected the manifest of an artifact or an image, or an index",
+    ),
+    "another document": (
+        lambda registry, layer: registry.push("v", layer, mediaType="application/vnd.example+json"),
+        "given 'application/vnd.example+json'",
+    ),
+    "an index of indexes": (index_of(b""), "is an index of indexes"),
+    "an index that names itself": (index_of(b"itself"), "a manifest has another SHA-256"),
+    "a size that is none": (with_fields(size=-1), NO_LAYER),
+    "a digest that leads out": (with_fields(digest="sha256:../../../etc/passwd"), NO_LAYER),
+    "another hash function": (with_fields(digest="sha512:" + "0" * 128), NO_LAYER),
+    "annotations of numbers": (with_fields(annotations={TITLE: 1}), "layers[0]: annotations: expected texts"),
+    "a layer larger than the disk": (with_fields(size=1 << 52), "does not fit on the disk"),
+    "a name that leads out": (with_files(("../../evil", b"onnx")), "expected a relative path"),
+    "an absolute name": (with_files(("/tmp/evil", b"onnx")), "expected a relative path"),
+    "a name twice": (with_files(("m.onnx", b"onnx"), ("m.onnx", b"other")), "'m.onnx' is in it twice"),
+    "a name in capitals": (
+        with_files(("m.onnx", b"onnx"), ("M.onnx", b"other")), "'m.onnx' is in it twice: expected names",
+    ),
+    "a long name": (with_files(("m" * 256, b"onnx")), "expected names of at most 255 bytes"),
+    "a file as a folder": (with_files(("a", b"x"), ("a/b", b"other")), "'b' is in it twice"),
+    "deep names": (
+        with_files(*((f"{n}/" + "d/" * 400 + "f", b"x") for n in range(3))),
+        "too many files: expected at most 1000 files",
+    ),
+    "a layer without a name": (
+        with_layers((b"onnx", "application/octet-stream")), "layer 0 ('application/octet-stream') has no name",
+    ),
+    "a layer of zstd": (with_layers((b"onnx", f"{TAR}+zstd")), "expected gzip, or no compression"),
+    "a bomb": (with_bombs({"1/zeros": bytes(3 << 20)}), BOMB),
+    "a bomb beside the model of an image": (with_bombs({"zeros": bytes(3 << 20)}, config=IMAGE), BOMB),
+    "a bomb in two layers": (
+        with_bombs(*({f"models/1/{name}": bytes(600_000)} for name in "ab"), config=IMAGE), BOMB,
+    ),
+    "a link in the model of an image": (
+        with_layers((tar({}, links={"models/1": "/etc"}), TAR), config=IMAGE), "'models/1' is a link or a device",
+    ),
+    "a link as the model of an image": (
+        with_layers((tar({}, links={"models": "/etc"}), TAR), config=IMAGE), "'models' is a link or a device",
+    ),
+    "a path out of an image": (
+        with_layers((tar({"models/../../evil": b"x"}), TAR), config=IMAGE), "expected a relative path",
+    ),
+    "a whiteout of the folder above": (
+        with_layers((tar({"models/.wh...": b""}), TAR), config=IMAGE), "the image removes '..'",
+    ),
+    "an image without a model": (with_layers((tar({"bin/sh": b""}), TAR), config=IMAGE), "has no files in /models"),
+    "an artifact without a model": (
+        with_files(("model.safetensors", b"x"), ("config.json", b"{}")),
+        "has no model: expected a version, such as 1/model.onnx",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("push", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_what_a_hostile_registry_sends_is_refused_and_leaves_nothing(
-    name: str, message: str, registry: Registry, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
+    push: Push, message: str, registry: Registry, pull: Edge, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In place of 10,000, which take seconds.
     monkeypatch.setattr("edge_server.plugins.remote.pull.archive.MAX_FILES", 1000)
-    done = pull(by_digest(registry, hostile(registry, name)), "--max-bytes=1000000")
+    digest = push(registry, registry.add_file("m.onnx", b"onnx"))
+    done = pull(by_digest(registry, digest), "--max-bytes=1000000")
     assert (done.returncode, os.listdir(models)) == (1, [])
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.plugins.remote.pull.archives import CONFIG, Edge
 from tests.plugins.remote.pull.registry import MANIFEST, basic
 
 pytestmark = pytest.mark.full
@@ -23,12 +24,6 @@ REGISTRY, ORAS = os.environ.get("EDGE_TEST_REGISTRY"), os.environ.get("EDGE_TEST
 if not REGISTRY or not ORAS:
     pytest.skip("tests/plugins/remote/pull/fetch_registry.sh brings a registry and oras", allow_module_level=True)
 
-Edge = Callable[..., subprocess.CompletedProcess[str]]
-CONFIG = b"""
-backend: "identity"
-input { name: "I" data_type: TYPE_FP32 dims: [1] }
-output { name: "O" data_type: TYPE_FP32 dims: [1] }
-"""
 PUSH = """
 import json, sys
 import oras.client

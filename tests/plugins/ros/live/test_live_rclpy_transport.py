@@ -1,4 +1,4 @@
-"""The rclpy transport on the real rclpy, with the Python of rclpy: the cases of rclpy_transport_cases.py."""
+"""The rclpy transport on the real rclpy, with the Python of rclpy: what all transports promise, and its own cases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-CASES = Path(__file__).parent / "rclpy_transport_cases.py"
+CASES = [Path(__file__).parents[1] / "test_transports.py", Path(__file__).parent / "rclpy_transport_cases.py"]
 
 pytestmark = [
     pytest.mark.full,
@@ -24,8 +24,11 @@ def test_the_transport_on_rclpy(live: Any, distribution: str) -> None:
     # Not the settings of this repository: they choose tests by marks.
     settings = ["-c", os.devnull, "--rootdir", str(live.folder), "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [live.python_of(distribution), "-m", "pytest", "-q", *settings, str(CASES)],
-        env={**live.environment, "PYTHONPATH": live.own_path(distribution)}, cwd=live.folder,
+        [live.python_of(distribution), "-m", "pytest", "-q", *settings, *map(str, CASES)],
+        env={
+            **live.environment, "PYTHONPATH": live.own_path(distribution), "EDGE_TEST_ROS_TRANSPORTS": "rclpy",
+        },
+        cwd=live.folder,
         capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
