@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import tritonclient.grpc
 
-from tests.kit.eventually import eventually
 from tests.kit.model_folder import parameters
 from tests.kit.models import identity_config
 from tests.kit.server import serve
@@ -146,55 +145,3 @@ def test_the_index_is_correct_during_a_slow_load_over_http_and_grpc(shared: Any)
     order_seen = [ranks.index(state) for state in seen]
     assert order_seen == sorted(order_seen)
     assert "LOADING" in seen
-
-
-def test_the_index_distinguishes_all_states(shared: Any) -> None:
-    def index() -> list[dict[str, str]]:
-        entries: list[dict[str, str]] = shared.ask("/v2/repository/index", {})[1]
-        return entries
-
-    for name in ("gone", "pinned"):
-        assert order(shared, name, "load")[0] == 200
-    assert order(shared, "gone", "unload")[0] == 200
-    for name in ("broken", "twice", "unreadable", "empty"):
-        assert order(shared, name, "load")[0] >= 400
-    assert shared.ask("/edge/v1/models/pinned/rollback", {})[0] == 200
-    # The version that no longer serves may still be closing, and the two looks below are at different moments.
-    assert eventually(lambda: "UNLOADING" not in [item.get("state") for item in index()])
-    told = {(item["name"], item.get("version")): (item.get("state"), item.get("reason", "")) for item in index()}
-    assert told["never", None] == (None, "")
-    assert told["serving", "1"] == ("READY", "")
-    assert told["gone", "1"] == ("UNAVAILABLE", "unloaded")
-    assert told["broken", "1"][0] == "UNAVAILABLE"
-    assert told["broken", "1"][1]
-    assert told["twice", None][0] == "UNAVAILABLE"
-    assert "more than one repository" in told["twice", None][1]
-    assert "line 1" in told["unreadable", None][1]
-    assert "no version directories" in told["empty", None][1]
-    assert told["pinned", "1"] == ("READY", "pinned to version 1")
-    with tritonclient.grpc.InferenceServerClient(shared.grpc) as client:
-        models = client.get_model_repository_index().models
-    assert {(item.name, item.version or None): (item.state or None, item.reason) for item in models} == told
-
-
-def test_a_model_stays_ready_in_the_index_while_its_successor_loads_slowly(shared: Any, module_repository: Any) -> None:
-    request = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
-    assert order(shared, "slow_again", "load")[0] == 200
-    config = module_repository.path / "slow_again" / "config.pbtxt"
-    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 4"))
-    done: list[tuple[int, Any]] = []
-    loading = threading.Thread(target=lambda: done.append(order(shared, "slow_again", "load")))
-    loading.start()
-    together = False
-    while not done:
-        _, entries = shared.ask("/v2/repository/index", {})
-        assert [entry["state"] for entry in entries if entry["name"] == "slow_again"] == ["READY"]
-        assert shared.infer("slow_again", request)[0] == 200
-        versions = shared.ask("/edge/v1/versions?model=slow_again")[1]["versions"]
-        states = [(item["state"], item["generation"]) for item in versions]
-        assert ("READY", 1) in states or ("READY", 2) in states
-        together = together or states == [("READY", 1), ("LOADING", 2)]
-    loading.join()
-    assert done[0][0] == 200
-    assert together, "the versions tell of both generations while there are both"
-    assert shared.ask("/v2/models/slow_again/config")[1]["max_batch_size"] == 4

@@ -3,24 +3,16 @@ affected."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
-import itertools
-import json
 import os
 import resource
 import socket
-import statistics
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
 from tests.kit.server import serve
@@ -137,77 +129,3 @@ def test_a_server_without_free_descriptors_serves_and_accepts_again_later(reposi
         client = opened.enter_context(triton_http.InferenceServerClient(server.http))
         assert client.is_model_ready("add_sub")
         assert server.process.poll() is None
-
-
-def answered_after_s(ask: Callable[[], bool]) -> tuple[float, int]:
-    """Return the time until a new client is answered, and how often it had to connect again.
-
-    A client that sends nothing for a moment after it has connected looks like those of the crowd.
-    """
-    began_s = time.monotonic()
-    for again_count in itertools.count():
-        try:
-            assert ask()
-        except (OSError, http.client.HTTPException, InferenceServerException):
-            assert time.monotonic() - began_s < PATIENCE_S
-        else:
-            return time.monotonic() - began_s, again_count
-    raise AssertionError
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("attacked", ["http", "grpc"])
-def test_a_client_keeps_its_rate_beside_many_silent_connections(repository: Any, attacked: str) -> None:
-    """Prints the time until new clients are answered, and the percentiles of a client beside the attack."""
-    repository.add_sub()
-    tensor = {"shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}
-    body = json.dumps({"inputs": [{"name": name, **tensor} for name in ("INPUT0", "INPUT1")]})
-    with serve(repository.path, OWN_HTTP2, ulimit="-n 80") as server:
-        address = server.http if attacked == "http" else server.grpc
-        beside = server.connection()
-        took_ms: list[float] = []
-        answered: dict[str, list[tuple[float, int]]] = {"http": [], "grpc": []}
-        is_over = threading.Event()
-
-        async def stay(until_s: float) -> None:
-            """Connect, send nothing, and connect again when the server has closed the connection."""
-            while time.monotonic() < until_s:
-                with contextlib.suppress(OSError, TimeoutError):
-                    reader, writer = await asyncio.open_connection(*endpoint(address))
-                    with contextlib.closing(writer):
-                        await asyncio.wait_for(reader.read(), max(0.01, until_s - time.monotonic()))
-                await asyncio.sleep(0.2)
-
-        async def attack() -> None:
-            until_s = time.monotonic() + 15
-            await asyncio.gather(*(stay(until_s) for _ in range(CROWD)))
-            is_over.set()
-
-        attackers = threading.Thread(target=lambda: asyncio.run(attack()))
-        with contextlib.closing(beside):
-            assert is_live(beside)
-            attackers.start()
-            next_ones_s = time.monotonic() + 1
-            while not is_over.is_set():
-                began_s = time.monotonic()
-                beside.request("POST", "/v2/models/add_sub/infer", body)
-                with beside.getresponse() as reply:
-                    assert reply.status == 200
-                    reply.read()
-                took_ms.append(1000 * (time.monotonic() - began_s))
-                if time.monotonic() >= next_ones_s:
-                    next_ones_s += 1
-                    for wire, ask in (("http", lambda: new_http_client(server.http)),
-                                      ("grpc", lambda: new_grpc_client(server.grpc))):  # fmt: skip
-                        answered[wire].append(answered_after_s(ask))
-                time.sleep(0.005)
-            attackers.join()
-        cuts = statistics.quantiles(took_ms, n=100)
-        worst = {wire: f"{max(found)[0]:.3f} s" for wire, found in answered.items()}
-        again_count = sum(count for found in answered.values() for _, count in found)
-        print(
-            f"\n{CROWD} silent connections to {attacked} that come back, 80 files: new clients were answered after at "
-            f"most {worst}, with {again_count} more attempts; {len(took_ms)} requests beside: "
-            f"p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms"
-        )
-        assert "Traceback" not in server.log()

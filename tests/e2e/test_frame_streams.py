@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from edge_server.client import Delivery, Frame, FrameHeader, FrameResult, FrameStream, StreamError
-from edge_server.protocol import messages
 from edge_server.protocol.frame_codec import STREAM_PATH, decode_server_message, encode_client_message
 from edge_server.protocol.frame_messages import StreamRequest
 from tests.kit.eventually import eventually
@@ -105,29 +104,6 @@ def call(server: Any) -> Iterator[Callable[..., RawCall]]:
         each.close()
 
 
-@pytest.mark.parametrize(
-    ("opening", "code"),
-    [
-        (b"\xff\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
-        (b"", grpc.StatusCode.INVALID_ARGUMENT),
-        (encode_client_message(frame(1)), grpc.StatusCode.INVALID_ARGUMENT),
-        (encode_client_message(StreamRequest("nobody")), grpc.StatusCode.NOT_FOUND),
-        (encode_client_message(StreamRequest("quick", delivery=Delivery(depth=65))), grpc.StatusCode.INVALID_ARGUMENT),
-    ],
-)
-def test_an_invalid_opening_message_is_refused_with_its_status(
-    call: Any, opening: bytes, code: grpc.StatusCode
-) -> None:
-    assert call(opening).status() is code
-
-
-def test_a_second_opening_message_ends_the_stream(call: Any) -> None:
-    spoken = call()
-    spoken.read()
-    spoken.send(encode_client_message(StreamRequest("quick")))
-    assert spoken.status() is grpc.StatusCode.INVALID_ARGUMENT
-
-
 def test_stopping_the_server_ends_streams_with_their_last_results(repository: Any) -> None:
     repository.add("stub", picture_sum_config(SIDE, stub_delay_ms=30))
     with serve(repository.path) as server:
@@ -141,24 +117,6 @@ def test_stopping_the_server_ends_streams_with_their_last_results(repository: An
         assert spoken.status() is grpc.StatusCode.UNAVAILABLE
         spoken.close()
         assert "Traceback" not in server.log(), server.log()
-
-
-def test_reflection_lists_and_describes_the_service(server: Any) -> None:
-    request_class = messages.message_class("grpc.reflection.v1.ServerReflectionRequest")
-    response_class = messages.message_class("grpc.reflection.v1.ServerReflectionResponse")
-    with grpc.insecure_channel(server.grpc) as channel:
-        ask = channel.stream_stream(
-            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-            request_serializer=request_class.SerializeToString,
-            response_deserializer=response_class.FromString,
-        )
-        questions = [
-            request_class(list_services=""),
-            request_class(file_containing_symbol="edge.frames.v1.FrameService"),
-        ]
-        listed, described = ask(iter(questions))
-    assert "edge.frames.v1.FrameService" in [item.name for item in listed.list_services_response.service]
-    assert b"edge.frames.v1" in described.file_descriptor_response.file_descriptor_proto[0]
 
 
 def test_frame_streams_need_the_key_of_inference(repository: Any) -> None:

@@ -24,7 +24,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
 from edge_server.client import (
     DropReason,
@@ -36,7 +35,6 @@ from edge_server.client import (
     StreamError,
 )
 from tests.kit.eventually import eventually
-from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import parameters
 from tests.kit.models import BUNDLED
 from tests.kit.server import serve
@@ -375,70 +373,3 @@ def test_dead_stalled_slow_and_invalid_clients_do_not_disturb_others(server: Any
 
 
 # -- reloaded, and beside Triton's own stream
-
-
-def test_a_reload_loses_no_frame_of_a_file(repository: Any, film: list[Picture]) -> None:
-    add(repository, BUNDLED, DETECTOR, "detector")
-    count, sent = 300, threading.Semaphore(20)
-    results: list[FrameResult] = []
-
-    def frames() -> Iterator[Frame]:
-        for seq in range(count):
-            sent.acquire()
-            yield frame_of(film[seq % len(film)], seq)
-
-    def take(stream: FrameStream) -> None:
-        results.extend(stream.results(frames()))
-
-    with serve(repository.path) as server, FrameStream(server.grpc, "detector", keeps_all=True) as stream:
-        reader = threading.Thread(target=take, args=(stream,))
-        reader.start()
-        for version in (2, 3):
-            loads = server.log().count("is loaded")
-            folder = repository.path / "detector"
-            shutil.copytree(folder / "1", folder / str(version))
-            assert eventually(
-                lambda loads=loads: sent.release() or server.log().count("is loaded") > loads  # type: ignore[func-returns-value]
-            )
-        sent.release(count)
-        reader.join(PATIENCE_S)
-        assert not reader.is_alive()
-        counters = stream.counters()
-        assert [result.header.seq for result in results] == list(range(count))
-        assert {result.error for result in results} == {""}
-        assert all(has_found(result, film[result.header.seq % len(film)].truth) for result in results)
-        assert (counters.answered, counters.lost, dict(counters.dropped), counters.connections) == (count, 0, {}, 1)
-        versions = [result.version for result in results]
-        assert versions == sorted(versions)
-        assert set(versions) == {1, 2, 3}
-
-
-def test_tritons_stream_keeps_its_semantics_under_load_by_a_camera(server: Any, film: list[Picture]) -> None:
-    """No request is dropped for a newer one: every one is answered once, in order, with its own id and numbers."""
-    camera = Camera(server.grpc, "classifier", film, 0, 4, fps=60)
-    rows = np.random.default_rng(3).normal(0, 0.5, (24, 3, 224, 224)).astype(np.float32)
-    answers: list[tuple[Any, Any]] = []
-    is_done = threading.Event()
-
-    def hear(result: Any, error: Any) -> None:
-        answers.append((result, error))
-        if len(answers) == len(rows):
-            is_done.set()
-
-    with triton.InferenceServerClient(server.grpc) as client:
-
-        def tensor(number: int) -> Any:
-            return infer_input(triton, "input", rows[number : number + 1])
-
-        client.start_stream(hear)
-        for number in range(len(rows)):
-            client.async_stream_infer("classifier", [tensor(number)], request_id=str(number))
-        assert is_done.wait(PATIENCE_S)
-        client.stop_stream()
-        assert [error for _, error in answers if error] == []
-        assert [result.get_response().id for result, _ in answers] == [str(number) for number in range(len(rows))]
-        for number in (0, 11, 23):
-            alone = client.infer("classifier", [tensor(number)]).as_numpy("probabilities")
-            np.testing.assert_allclose(answers[number][0].as_numpy("probabilities"), alone, atol=1e-5)
-    camera.join()
-    camera.check_counts()

@@ -166,18 +166,6 @@ def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(repository: Any,
         assert "GPU_LOST" in server.log()
 
 
-def test_the_process_continues_if_all_models_moved_to_another_device(repository: Any, machine: GpuMachine) -> None:
-    repository.add("any", CONFIG)
-    flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
-    with serve(repository.path, *flags, environment=machine.environment) as server:
-        assert devices(server) == {"any": "GPU:0"}
-        machine.nvml.lose(0)
-        assert eventually(lambda: devices(server) == {"any": "CPU"})
-        assert server.infer("any", BODY)[0] == 200
-        assert server.get("/v2/health/ready")[0] == 200
-        assert server.stop() == 0
-
-
 def test_a_language_model_with_layers_on_a_gpu_is_counted_by_the_limit_of_its_memory(
     repository: Any, machine: GpuMachine
 ) -> None:

@@ -114,21 +114,6 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
             assert echoes(old)
 
 
-def test_turning_tls_on_needs_a_restart_and_is_reported(repository: Any, tmp_path: Path) -> None:
-    repository.add("same", identity_config())
-    config = tmp_path / "config.toml"
-    config.write_text("")
-    with serve(repository.path, f"--config={config}") as server:
-        config.write_text(
-            '[http]\ntls_cert = "/no/c.pem"\ntls_key = "/no/k.pem"\n'
-            '[grpc]\nis_tls = true\nserver_cert = "/no/c.pem"\nserver_key = "/no/k.pem"\n'
-        )
-        server.process.send_signal(signal.SIGHUP)
-        late = "grpc.is_tls, grpc.server_cert, grpc.server_key, http.tls_cert, http.tls_key"
-        assert eventually(lambda: f"SIGHUP: changed, but needs a restart: {late}" in server.log())
-        assert server.get("/v2/health/ready")[0] == 200
-
-
 PICTURES = """
 backend: "identity"
 max_batch_size: 0
