@@ -26,8 +26,6 @@ TARGET = {"instance": "box-a:8002", "job": "edge_server"}
 """Labels that Prometheus adds to all series of a target."""
 OTHER = {**TARGET, "instance": "box-b:8002"}
 
-EYES = picture_sum_config()
-
 
 class Sample(NamedTuple):
     name: str
@@ -81,7 +79,7 @@ def pages(boards: Any, module_repository: Any, tmp_path_factory: pytest.TempPath
     (folder / "state").mkdir()
     cert, key = self_signed(folder, days=90)
     module_repository.add("good", identity_config("FP32", "4"))
-    module_repository.add("eyes", EYES)
+    module_repository.add("eyes", picture_sum_config())
     board = boards.Board("orin_nano_jp6", folder / "board")
     flags = [
         f"--sysfs-root={board.root}", "--governor-interval-ms=100", f"--state-dir={folder / 'state'}",
@@ -92,29 +90,29 @@ def pages(boards: Any, module_repository: Any, tmp_path_factory: pytest.TempPath
         with serve(module_repository.path, *flags) as server:
             seen: list[Page] = []
 
-            def read(*conditions: Callable[[], bool]) -> Page:
+            def read(condition: Callable[[Page], bool]) -> Page:
                 def holds() -> bool:
                     seen.append(Page(server.read_metrics()))
-                    return all(condition() for condition in conditions)
+                    return condition(seen[-1])
 
                 assert eventually(holds)
                 return seen[-1]
 
-            def frames() -> float:
-                return seen[-1].find("edge_frame_received_total").value
+            def frames(page: Page) -> float:
+                return page.find("edge_frame_received_total").value
 
             first = read(
-                lambda: seen[-1].find("edge_source_running").value == 1,
-                lambda: frames() > 0,
-                lambda: all(item.labels["digest"] for item in seen[-1].samples if item.name == "edge_model_info"),
-                lambda: any(item.name == "edge_temperature_celsius" for item in seen[-1].samples),
+                lambda page: (
+                    page.find("edge_source_running").value == 1
+                    and frames(page) > 0
+                    and all(item.labels["digest"] for item in page.samples if item.name == "edge_model_info")
+                    and any(item.name == "edge_temperature_celsius" for item in page.samples)
+                )
             )
-            count = first.find("edge_frame_received_total").value
-            later = read(lambda: frames() > count)
-            broken = module_repository.path / "good/2"
-            broken.mkdir()
+            later = read(lambda page: frames(page) > frames(first))
+            (module_repository.path / "good/2").mkdir()
             module_repository.add("good", identity_config("FP32", "4").replace('"identity"', '"nothing"'))
-            after = read(lambda: any(item.name == "edge_model_failed" and item.value for item in seen[-1].samples))
+            after = read(lambda page: any(item.name == "edge_model_failed" and item.value for item in page.samples))
     finally:
         board.close()
     return Pages(first, later, after)
@@ -132,92 +130,73 @@ class Case:
     value: str = ""
 
 
-def case(pages: Pages, alert: str) -> Case:
+def cases(pages: Pages) -> dict[str, Case]:
     find = pages.later.find
 
-    def all_labels(sample: Sample) -> list[dict[str, str]]:
-        return [{**sample.labels, **TARGET}]
+    def one(sample: Sample, values: str, quiet: int, fires: int, value: str = "", more: Any = ()) -> Case:
+        """A case of one series, or of others beside it, whose labels the alert has."""
+        return Case([sample.at(values), *more], quiet, fires, [{**sample.labels, **TARGET}], value)
 
-    def constant(sample: Sample, value: float, quiet: int, fires: int) -> Case:
-        return Case([sample.at(f"{value}+0x100")], quiet, fires, all_labels(sample))
-
-    if alert == "EdgeServerDown":
-        return constant(Sample("up", {}, 1), 0, 1, 3)
-    if alert == "EdgeNoServers":
-        return Case([], 1, 3, [{"job": "edge_server"}])
-    if alert == "EdgeServerRestarts":
-        start = find("process_start_time_seconds")
-        values = "1000+0x5 1100+0x5 1200+0x5 1300+0x5"
-        return Case([start.at(values)], 17, 19, all_labels(start), "3")
-    if alert == "EdgeBoxHot":
-        return constant(find("edge_governor_level"), 2, 9, 11)
-    if alert == "EdgeBoxCritical":
-        return constant(find("edge_governor_level"), 4, 0, 1)
-    if alert == "EdgeBoxThrottled":
-        throttle = find("edge_throttle_state", cause="thermal")
-        return Case([throttle.at("1+0x100")], 0, 2, [{"instance": TARGET["instance"]}])
-    if alert == "EdgeSensorLost":
-        return constant(find("edge_throttle_state", cause="sensor_lost"), 1, 0, 2)
-    if alert == "EdgeControlWorkRefused":
-        shed = find("edge_shed_total", **{"class": "control"})
-        return Case([shed.at("0+0x5 1+0x10")], 5, 7, all_labels(shed))
-    if alert == "EdgeMuchWorkRefused":
-        shed = find("edge_shed_total", **{"class": "bulk"})
-        series = [shed.at("0+60x60"), find("nv_inference_request_success", model="good").at("0+60x60")]
-        return Case(series, 9, 15, [{"instance": TARGET["instance"]}])
-    if alert == "EdgeOverPowerBudget":
-        power = find("edge_power_watts", rail="total")
-        series = [power.at("20+0x60"), find("edge_power_budget_watts").at("10+0x60")]
-        return Case(series, 1, 3, [{"instance": TARGET["instance"]}], "20.0")
-    if alert == "EdgeSupplyAlarms":
-        alarms = find("edge_over_current_events_total", input="oc1")
-        return Case([alarms.at("0+1x60")], 1, 5, all_labels(alarms))
-    if alert == "EdgeModelDoesNotLoad":
-        failed = next(item for item in pages.broken.samples if item.name == "edge_model_failed" and item.value == 1)
-        return constant(failed, failed.value, 4, 6)
-    if alert == "EdgeRequestsFail":
-        failures = find("nv_inference_request_failure", model="good", reason="BACKEND")
-        cancelled = find("nv_inference_request_failure", model="good", reason="CANCELED")
-        series = [
-            # One in eleven. The cancelled ones alone, at first, are no failures.
-            failures.at("0+0x30 0+1x60"), cancelled.at("0+5x90"),
-            find("nv_inference_request_success", model="good").at("0+10x90"),
-        ]  # fmt: skip
-        return Case(series, 30, 45, [{"instance": TARGET["instance"], "model": "good"}])
-    if alert == "EdgeSlow":
-        duration = find("nv_inference_request_duration_us", model="good")
-        series = [
-            # 10 ms for a day, then 100 ms.
-            find("nv_inference_request_success", model="good").at("0+60x1500"),
-            duration.at("0+600000x1440 870000000+6000000x60"),
-        ]
-        return Case(series, 1440, 1465, [{"instance": TARGET["instance"], "model": "good"}], "100000")
-    if alert == "EdgeVersionSkew":
-        info = find("edge_model_info", model="good")
-        series = [info.at("1+0x100"), info.at("1+0x100", OTHER, version="2")]
-        return Case(series, 59, 61, [{"model": "good", "version": "1"}, {"model": "good", "version": "2"}], "1")
-    if alert == "EdgeDigestSkew":
-        info = find("edge_model_info", model="good")
-        series = [
-            info.at("1+0x100"), info.at("1+0x100", OTHER, digest="sha256:0"),
-            info.at("1+0x100", {**OTHER, "instance": "box-c:8002"}, digest=""),
-        ]  # fmt: skip
-        return Case(series, 59, 61, [{"model": "good", "version": "1"}], "2")
-    if alert == "EdgeDiskFull":
-        free = find("edge_disk_free_bytes")
-        series = [find("edge_disk_size_bytes").at("100000000000+0x60"), free.at("8000000000+0x60")]
-        return Case(series, 4, 6, all_labels(free), "7.451Gi")
-    if alert == "EdgeCertificateExpires":
-        expiry = find("edge_certificate_expiry_timestamp_seconds", wire="grpc")
+    box = [{"instance": TARGET["instance"]}]
+    model = [{**box[0], "model": "good"}]
+    level, info = find("edge_governor_level"), find("edge_model_info", model="good")
+    success, failure = find("nv_inference_request_success", model="good"), "nv_inference_request_failure"
+    frames = find("edge_frame_streams", model="eyes")
+    failed = next(item for item in pages.broken.samples if item.name == "edge_model_failed" and item.value == 1)
+    return {
+        "EdgeServerDown": one(Sample("up", {}, 1), "0+0x100", 1, 3),
+        "EdgeNoServers": Case([], 1, 3, [{"job": "edge_server"}]),
+        "EdgeServerRestarts": one(
+            find("process_start_time_seconds"), "1000+0x5 1100+0x5 1200+0x5 1300+0x5", 17, 19, "3"
+        ),
+        "EdgeBoxHot": one(level, "2+0x100", 9, 11),
+        "EdgeBoxCritical": one(level, "4+0x100", 0, 1),
+        "EdgeBoxThrottled": Case([find("edge_throttle_state", cause="thermal").at("1+0x100")], 0, 2, box),
+        "EdgeSensorLost": one(find("edge_throttle_state", cause="sensor_lost"), "1+0x100", 0, 2),
+        "EdgeControlWorkRefused": one(find("edge_shed_total", **{"class": "control"}), "0+0x5 1+0x10", 5, 7),
+        "EdgeMuchWorkRefused": Case(
+            [find("edge_shed_total", **{"class": "bulk"}).at("0+60x60"), success.at("0+60x60")], 9, 15, box
+        ),
+        "EdgeOverPowerBudget": Case(
+            [find("edge_power_watts", rail="total").at("20+0x60"), find("edge_power_budget_watts").at("10+0x60")],
+            1, 3, box, "20.0",
+        ),
+        "EdgeSupplyAlarms": one(find("edge_over_current_events_total", input="oc1"), "0+1x60", 1, 5),
+        "EdgeModelDoesNotLoad": one(failed, f"{failed.value}+0x100", 4, 6),
+        # One in eleven. The cancelled ones alone, at first, are no failures.
+        "EdgeRequestsFail": Case(
+            [find(failure, model="good", reason="BACKEND").at("0+0x30 0+1x60"),
+             find(failure, model="good", reason="CANCELED").at("0+5x90"), success.at("0+10x90")],
+            30, 45, model,
+        ),
+        # 10 ms for a day, then 100 ms.
+        "EdgeSlow": Case(
+            [success.at("0+60x1500"),
+             find("nv_inference_request_duration_us", model="good").at("0+600000x1440 870000000+6000000x60")],
+            1440, 1465, model, "100000",
+        ),
+        "EdgeVersionSkew": Case(
+            [info.at("1+0x100"), info.at("1+0x100", OTHER, version="2")], 59, 61,
+            [{"model": "good", "version": "1"}, {"model": "good", "version": "2"}], "1",
+        ),
+        "EdgeDigestSkew": Case(
+            [info.at("1+0x100"), info.at("1+0x100", OTHER, digest="sha256:0"),
+             info.at("1+0x100", {**OTHER, "instance": "box-c:8002"}, digest="")],
+            59, 61, [{"model": "good", "version": "1"}], "2",
+        ),
+        "EdgeDiskFull": one(
+            find("edge_disk_free_bytes"), "8000000000+0x60", 4, 6, "7.451Gi",
+            [find("edge_disk_size_bytes").at("100000000000+0x60")],
+        ),
         # promtool's clock begins at 0: ten days are left.
-        return Case([expiry.at("864600+0x60")], 4, 10, all_labels(expiry), "10d 0h 0m 0s")
-    if alert == "EdgeCameraDark":
-        return constant(find("edge_source_running", source="door"), 0, 4, 6)
-    if alert == "EdgeNoFrames":
-        received = find("edge_frame_received_total", model="eyes")
-        series = [received.at("0+20x10 200+0x60"), find("edge_frame_streams", model="eyes").at("1+0x70")]
-        return Case(series, 15, 25, all_labels(received))
-    raise AssertionError(f"{alert} has no case here")
+        "EdgeCertificateExpires": one(
+            find("edge_certificate_expiry_timestamp_seconds", wire="grpc"), "864600+0x60", 4, 10, "10d 0h 0m 0s"
+        ),
+        "EdgeCameraDark": one(find("edge_source_running", source="door"), "0+0x100", 4, 6),
+        "EdgeNoFrames": one(
+            find("edge_frame_received_total", model="eyes"), "0+20x10 200+0x60", 15, 25, "", [frames.at("1+0x70")]
+        ),
+    }  # fmt: skip
 
 
 def rendered(text: str, labels: Mapping[str, str], value: str) -> str:
@@ -239,7 +218,7 @@ def run_promtool(folder: Path, test: dict[str, Any]) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("alert", ALERTS)
 def test_the_alert_fires_in_time_and_names_its_subject(alert: str, pages: Pages, tmp_path: Path) -> None:
-    tried, rule = case(pages, alert), ALERTS[alert]
+    tried, rule = cases(pages)[alert], ALERTS[alert]
     expected = [
         {
             "exp_labels": {**labels, **rule["labels"]},

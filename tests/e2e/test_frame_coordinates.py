@@ -61,21 +61,6 @@ def nv12(rgb: np.ndarray) -> Frame:
     return raw(rgb, "nv12", np.concatenate([yuv[..., 0], np.rint(shared).astype(np.uint8).reshape(height // 2, width)]))
 
 
-def packed_422(rgb: np.ndarray, encoding: str) -> Frame:
-    yuv = yuv_of(rgb)
-    u_and_v = np.rint(yuv[..., 1:].reshape(rgb.shape[0], -1, 2, 2).mean(axis=2)).astype(np.uint8)
-    chroma = u_and_v.reshape(rgb.shape[:2])
-    order = (chroma, yuv[..., 0]) if encoding == "uyvy" else (yuv[..., 0], chroma)
-    return raw(rgb, encoding, np.stack(order, axis=-1), PADDING)
-
-
-def bayer_rggb8(rgb: np.ndarray) -> Frame:
-    mosaic = rgb[..., 1].copy()
-    mosaic[0::2, 0::2] = rgb[0::2, 0::2, 0]
-    mosaic[1::2, 1::2] = rgb[1::2, 1::2, 2]
-    return raw(rgb, "bayer_rggb8", mosaic, PADDING)
-
-
 def file(rgb: np.ndarray, name: str, *options: int) -> Frame:
     is_written, data = cv2.imencode(f".{name}", rgb[..., ::-1], options)
     assert is_written
@@ -84,13 +69,8 @@ def file(rgb: np.ndarray, name: str, *options: int) -> Frame:
 
 WAYS: dict[str, tuple[Callable[[np.ndarray], Frame], float]] = {
     "bgr8, padded": (lambda rgb: raw(rgb, "bgr8", rgb[..., ::-1], PADDING), 0),
-    "bgra8": (lambda rgb: raw(rgb, "bgra8", np.dstack([rgb[..., ::-1], rgb[..., :1]])), 0),
-    "rgb8, padded": (lambda rgb: raw(rgb, "rgb8", rgb, PADDING), 0),
     "png": (lambda rgb: file(rgb, "png"), 0),
     "jpeg": (lambda rgb: file(rgb, "jpeg", cv2.IMWRITE_JPEG_QUALITY, 90), 2),
-    "bayer_rggb8, padded": (bayer_rggb8, 2),
-    "uyvy, padded": (lambda rgb: packed_422(rgb, "uyvy"), 2),
-    "yuyv, padded": (lambda rgb: packed_422(rgb, "yuyv"), 2),
     "nv12": (nv12, 2),
 }
 """Each encoding, and by how many pixels a box may differ from that of plain rgb8: 0 if the values are equal."""

@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import yaml
-from tritonclient import grpc as triton_grpc
 
 from tests.kit.eventually import eventually
 from tests.kit.model_folder import parameters
@@ -175,30 +173,6 @@ def test_a_hot_machine_refuses_with_429_and_retry_after_and_stays_ready(hot_mach
     shed = {(item["class"], item["reason"]): item["count"] for item in hot_machine.report()["shed"]}
     assert shed["bulk", "heat"] >= statuses.count(429)
     assert hot_machine.metrics()['edge_shed_total{class="bulk",reason="heat"}'] == shed["bulk", "heat"]
-
-
-def test_grpc_refuses_with_resource_exhausted_and_the_state_in_a_trailer(hot_machine: MachineServer) -> None:
-    channel = grpc.insecure_channel(hot_machine.server.grpc)
-    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-    message = triton_grpc.service_pb2.ModelInferRequest(model_name="slow")
-    tensor = message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
-    tensor.contents.fp32_contents.extend([1, 2, 3, 4])
-    message.parameters["priority"].uint64_param = 3
-    refusals: list[grpc.RpcError] = []
-
-    def is_refused() -> bool:
-        try:
-            call(message.SerializeToString(), timeout=30)
-        except grpc.RpcError as error:
-            refusals.append(error)
-        return bool(refusals)
-
-    assert eventually(is_refused)
-    assert refusals[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    trailers = dict(refusals[0].trailing_metadata())
-    assert trailers["edge-governor"] == "HOT"
-    assert int(trailers["grpc-retry-pushback-ms"]) >= 50
-    channel.close()
 
 
 def test_a_machine_that_loses_all_sensors_continues_to_serve(start: Callable[..., MachineServer]) -> None:

@@ -14,26 +14,21 @@ import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import grpc
-import numpy as np
 import pytest
 
-from edge_server.client import FrameStream, StreamError
 from tests.e2e.storm.storm import Load, Storm, agree, counting_model, generation_of
 from tests.kit.eventually import eventually
 from tests.kit.model_folder import model_folder
-from tests.kit.models import picture_sum_config
 from tests.kit.server import COMMAND, serve
 from tests.kit.site import Handler, Site
 
 SEED = int(os.environ.get("EDGE_STORM_SEED", "1"))
 PULLED = "pulled"
-BROKEN = (OSError, http.client.HTTPException, StreamError, grpc.RpcError, ValueError)
-"""Errors of a client whose server is killed; ValueError for truncated JSON and a closed stream."""
+BROKEN = (OSError, http.client.HTTPException, ValueError)
+"""Errors of a client whose server is killed; ValueError for truncated JSON."""
 
 COUNTER = """
 import numpy as np
@@ -101,60 +96,42 @@ def start_pull(site: Site, repository: Path, generation: int, environment: dict[
     )  # fmt: skip
 
 
-class Traffic:
-    """Clients of sequences and of a camera, each of which checks its answers."""
+class Sequences:
+    """A client of sequences, which run in a process of their own; it checks its answers."""
 
     def __init__(self, server: Any) -> None:
         self.errors: list[BaseException] = []
-        self.counts: dict[str, int] = {}
+        self.count = 0
         self.is_ending = threading.Event()
-        """Set before the server is killed. What a client gets after that may be anything but a wrong answer."""
+        """Set before the server is killed. What the client gets after that may be anything but a wrong answer."""
         self._server = server
-        self._camera: FrameStream | None = None
-        self._threads = [threading.Thread(target=self._run, args=(work,)) for work in (self._sequence, self._frames)]
+        self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Traffic:
-        for thread in self._threads:
-            thread.start()
+    def __enter__(self) -> Sequences:
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.is_ending.set()
-        # It would try to connect again without end.
-        if self._camera is not None:
-            self._camera.close()
-        for thread in self._threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in self._threads), "a client hangs"
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the client hangs"
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run(self) -> None:
         try:
             while not self.is_ending.is_set():
-                work()
-                self.counts[work.__name__] = self.counts.get(work.__name__, 0) + 1
+                for number in range(1, 6):
+                    tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [0]}
+                    flags = {"sequence_id": 7, "sequence_start": number == 1, "sequence_end": number == 5}
+                    status, answer = self._server.infer("sequences", {"inputs": [tensor], "parameters": flags})
+                    if status != 200 and self.is_ending.is_set():
+                        return
+                    assert (status, answer["outputs"][0]["data"]) == (200, [number]), answer
+                self.count += 1
         except BROKEN as error:
             if not self.is_ending.is_set():
                 self.errors.append(error)
         except BaseException as error:  # noqa: BLE001 - the test's own thread raises it
             self.errors.append(error)
-
-    def _sequence(self) -> None:
-        for number in range(1, 6):
-            tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [0]}
-            flags = {"sequence_id": 7, "sequence_start": number == 1, "sequence_end": number == 5}
-            status, answer = self._server.infer("sequences", {"inputs": [tensor], "parameters": flags})
-            if status != 200 and self.is_ending.is_set():
-                return
-            assert status == 200, answer
-            assert answer["outputs"][0]["data"] == [number]
-
-    def _frames(self) -> None:
-        with FrameStream(self._server.grpc, "camera", keeps_all=True) as self._camera:
-            stream, results = self._camera, self._camera.results()
-            for _ in range(3):
-                stream.send(np.full((8, 8, 3), 90, np.uint8))
-                # Ends when the stream is closed.
-                assert not any(result.error for result in itertools.islice(results, 1))
 
 
 def processes_with(mark: str) -> dict[int, str]:
@@ -195,11 +172,10 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
     flags = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
     flags += ["--repository-poll-secs=0.2", "--governor=false"]
     model_folder(writer.path / "sequences", COUNTER_CONFIG, {"1/model.py": COUNTER})
-    model_folder(writer.path / "camera", picture_sum_config())
-    writer.others |= {"sequences", "camera", PULLED}
+    writer.others |= {"sequences", PULLED}
     chance = random.Random(SEED)
     generations = itertools.count(1)
-    totals = {"_sequence": 0, "_frames": 0, "early": 0, "pulls": 0}
+    totals = {"sequences": 0, "early": 0, "pulls": 0}
 
     def pull_whole(site: Site) -> set[int]:
         generation = next(generations)
@@ -230,7 +206,7 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
                 agree(server, writer)
                 assert eventually(lambda server=server, whole=installed: generation_of(server, PULLED) in whole)
                 generation = next(generations)
-                with Load(server, SEED + generation) as load, Traffic(server) as traffic:
+                with Load(server, SEED + generation) as load, Sequences(server) as sequences:
                     storm_for(chance.uniform(0, 2))
                     pull = start_pull(site, writer.path, generation, environment)
                     storm_for(chance.uniform(0.1, 2))
@@ -238,17 +214,16 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
                     if is_pull_killed:
                         pull.kill()
                     memory = named_memory(processes_with(str(temp)))
-                    traffic.is_ending.set()
+                    sequences.is_ending.set()
                     server.process.kill()
                     assert server.process.wait(30) == -signal.SIGKILL
                 assert load.answers
-                assert traffic.errors == []
+                assert sequences.errors == []
                 _, complaint = pull.communicate(timeout=60)
                 assert is_pull_killed or pull.returncode == 0, complaint
                 totals["pulls"] += pull.returncode != 0
                 installed = {generation} if pull.returncode == 0 else installed | {generation}
-            for name, count in traffic.counts.items():
-                totals[name] += count
+            totals["sequences"] += sequences.count
             # Helper processes notice by themselves that the server is gone.
             assert eventually(lambda: not processes_with(str(temp))), processes_with(str(temp))
             assert [name for name in memory if os.path.exists(name)] == []
