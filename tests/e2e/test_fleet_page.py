@@ -262,21 +262,6 @@ def test_axe_reports_no_serious_violation_and_the_page_fits(
         assert browser.run("return document.documentElement.scrollWidth") <= width
 
 
-def test_boxes_are_added_to_the_file_while_the_page_runs(browser: Any, tmp_path: Path) -> None:
-    boxes = StandIns([StandIn("box-0"), StandIn("box-1")])
-    first, second = (box.url for box in boxes.boxes)
-    with page_of([first], tmp_path) as url:
-        browser.open(url)
-        browser.wait("document.querySelector('#fleet-state').textContent === 'all 1 well'")
-        (tmp_path / "boxes.txt").write_text(f"{second}\n")
-        browser.wait(f"{row('box-1')} && !{row('box-0')}")
-        (tmp_path / "boxes.txt").write_text("not an address: x y\n")
-        browser.wait("document.querySelector('#problem').textContent.includes('expected http://HOST:PORT')")
-        assert browser.run(NAMES) == ["box-1"]
-        browser.open("about:blank")
-    boxes.close()
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -14,7 +14,6 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from edge_server.client import FrameStream, Tls
 from tests.kit.certificates import self_signed
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
@@ -112,46 +111,3 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
             with connect(server, first[1]) as distrusting, pytest.raises(InferenceServerException, match="UNAVAILABLE"):
                 distrusting.is_server_live()
             assert echoes(old)
-
-
-PICTURES = """
-backend: "identity"
-max_batch_size: 0
-input { name: "INPUT0" data_type: TYPE_UINT8 format: FORMAT_NHWC dims: [ 480, 640, 3 ] }
-output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ 480, 640, 3 ] }
-parameters { key: "image_color" value { string_value: "bgr" } }
-"""
-
-
-def test_a_frame_stream_shows_its_client_certificate(repository: Any, tmp_path: Path, run_command: Any) -> None:
-    repository.add("pictures", PICTURES)
-    files, camera = Files(tmp_path), make_certificate(tmp_path, "camera")
-    files.hold(make_certificate(tmp_path, "served"))
-    files.root.write_bytes(camera[1].read_bytes())
-    pictures = [np.random.default_rng(seed).integers(0, 256, (480, 640, 3), np.uint8) for seed in range(5)]
-    with serve(repository.path, *files.flags("-mutual")) as server:
-        address = f"localhost:{server.grpc.rpartition(':')[2]}"
-        known = Tls(files.cert, camera[1], camera[0])
-        with FrameStream(address, "pictures", tls=known, keeps_all=True) as stream:
-            found = list(stream.results(pictures))
-        assert [result.error for result in found] == [""] * 5
-        for picture, result in zip(pictures, found, strict=True):
-            assert (result.tensors[0].array == picture).all()
-
-        command = ("stream", f"--url={address}", "--model=pictures", "--source=pattern", "--frames=1")
-        own = (f"--tls-cert={camera[1]}", f"--tls-key={camera[0]}")
-        done = run_command(*command, f"--tls-root={files.cert}", *own)
-        assert done.returncode == 0, done.stderr
-        for options, message in (
-            ((f"--tls-root={files.cert}",), "want a client certificate (--tls-cert)?"),
-            (own, "(CERTIFICATE_VERIFY_FAILED): self-signed certificate; name the file of its certificate authority"),
-            ((f"--tls-root={camera[0]}",), f"{camera[0]}: expected certificates in a PEM file"),
-        ):
-            done = run_command(*command, *options)
-            assert (done.returncode != 0, message in done.stdout + done.stderr) == (True, True), (
-                done.stdout,
-                done.stderr,
-            )
-        address = server.grpc
-        done = run_command(*command[:1], f"--url={address}", *command[2:], f"--tls-root={files.cert}", *own)
-        assert "not valid for '127.0.0.1'; use a name or IP address of the certificate" in done.stdout + done.stderr

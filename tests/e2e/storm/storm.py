@@ -10,7 +10,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -93,7 +92,7 @@ class ModelWriter:
         self.withdrawals: list[Withdrawal] = []
         self.written: dict[tuple[str, int, int], float] = {}
         """(model, version, generation) -> when its first byte was written."""
-        self._numbers = itertools.count(1)  # a slow upload draws from it beside the storm
+        self._numbers = itertools.count(1)
         self._staging = staging
         self._folders = itertools.count(1)
 
@@ -185,16 +184,6 @@ def replace(folder: Path, content: bytes) -> None:
     hidden.rename(folder / "model.onnx")
 
 
-def trickle(folder: Path, content: bytes) -> None:
-    """As scp does over a poor radio link: piece by piece, under the final name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    step = len(content) // 5 + 1
-    with open(folder / "model.onnx", "wb", buffering=0) as file:
-        for start in range(0, len(content), step):
-            file.write(content[start : start + step])
-            time.sleep(0.15)
-
-
 def good_config(backend: str, chance: random.Random) -> str:
     lines = [f'backend: "{backend}"', f"max_batch_size: {chance.choice((4, 8, 16))}", "version_policy { all {} }"]
     if chance.random() < 0.5:
@@ -213,13 +202,9 @@ class Storm:
     def __init__(self, writer: ModelWriter, seed: int) -> None:
         self.writer = writer
         self.chance = random.Random(seed)
-        self._side = ThreadPoolExecutor(1)
-        self._slow: Future[None] | None = None
-        self._slow_model = ""
         self._steps: dict[Callable[[], None], int] = {
-            self.reload: 16, self.touch: 1, self.add_version: 5, self.remove_version: 4, self.upload_damaged: 5,
-            self.upload_slowly: 3, self.edit_config: 3, self.break_config: 3, self.write_unrelated_files: 1,
-            self.add_or_remove_model: 5,
+            self.reload: 16, self.add_version: 5, self.remove_version: 4, self.upload_damaged: 5, self.edit_config: 3,
+            self.break_config: 3, self.add_or_remove_model: 5,
         }  # fmt: skip
         self._ways = (overwrite, replace, writer.move_in, writer.swap_link)
         for model, backend in self.steady.items():
@@ -229,28 +214,13 @@ class Storm:
         """Do one thing."""
         self.chance.choices(list(self._steps), list(self._steps.values()))[0]()
 
-    def _rest(self) -> None:
-        """Wait for running uploads."""
-        if self._slow is not None:
-            self._slow.result()
-        self._slow_model = ""
-
     def settle_configurations(self) -> None:
-        """Pause, and restore invalid configurations."""
-        self._rest()
+        """Restore invalid configurations."""
         for model in sorted(self.writer.bad_configs):
             self.writer.configure(model, good_config(self.steady[model], self.chance), is_good=True)
 
-    def __enter__(self) -> Storm:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._side.shutdown()
-
     def _model(self) -> str:
-        if self._slow is not None and self._slow.done():
-            self._rest()
-        return self.chance.choice([model for model in self.steady if model != self._slow_model])
+        return self.chance.choice(list(self.steady))
 
     def _version(self, model: str) -> int:
         return self.chance.choice(sorted(self.writer.contents[model]))
@@ -258,10 +228,6 @@ class Storm:
     def reload(self) -> None:
         model = self._model()
         self.writer.write(model, self._version(model), self.chance.choice(self._ways))
-
-    def touch(self) -> None:
-        model = self._model()
-        (self.writer.path / model / str(self._version(model)) / "model.onnx").touch()
 
     def add_version(self) -> None:
         model = self._model()
@@ -282,13 +248,6 @@ class Storm:
         version = self.chance.choice((self._version(model), self.chance.randint(2, 7)))
         self.writer.damage(model, version, content)
 
-    def upload_slowly(self) -> None:
-        if self._slow is not None and not self._slow.done():
-            return
-        self._slow_model = self._model()
-        version = self.chance.choice((self._version(self._slow_model), self.chance.randint(2, 7)))
-        self._slow = self._side.submit(self.writer.write, self._slow_model, version, trickle)
-
     def edit_config(self) -> None:
         model = self._model()
         self.writer.configure(model, good_config(self.steady[model], self.chance), is_good=True)
@@ -296,12 +255,6 @@ class Storm:
     def break_config(self) -> None:
         model = self._model()
         self.writer.configure(model, self.chance.choice(BAD_CONFIGS), is_good=False)
-
-    def write_unrelated_files(self) -> None:
-        model = self._model()
-        (self.writer.path / model / ".DS_Store").write_bytes(b"x")
-        (self.writer.path / model / "README.txt").write_text(str(self.chance.random()))
-        (self.writer.path / f".{model}.part").write_bytes(b"x")
 
     def add_or_remove_model(self) -> None:
         model = self.chance.choice(self.guests)

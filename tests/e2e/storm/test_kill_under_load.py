@@ -184,7 +184,8 @@ def test_after_a_kill_under_full_load_a_restart_serves_complete_models_and_leave
         assert [path.name for path in writer.path.glob(".pull-*")] == []
         return {generation}
 
-    with Site(Archives) as site, Storm(writer, SEED) as storm:
+    storm = Storm(writer, SEED)
+    with Site(Archives) as site:
 
         def storm_for(seconds: float) -> None:
             end_s = time.monotonic() + seconds

@@ -30,7 +30,8 @@ STEPS_BETWEEN_LOOKS = 25
 )
 def test_no_request_fails_and_no_response_is_wrong_while_models_are_reloaded(operations: int, writer: Any) -> None:
     print(f"EDGE_STORM_SEED={SEED} operations={operations}")
-    with Storm(writer, SEED) as storm, serve(writer.path) as server:
+    storm = Storm(writer, SEED)
+    with serve(writer.path) as server:
         agree(server, writer)
         with Load(server, SEED) as load:
             for number in range(1, operations + 1):
