@@ -30,7 +30,7 @@ from tests.kit.models import identity_config
 from tests.kit.server import serve
 
 ROOT = Path(__file__).parents[2]
-PICTURE = ROOT / "tests/data/coffee.jpg"
+PICTURE, FACE = ROOT / "tests/data/coffee.jpg", ROOT / "edge_server/plugins/vision/demo.jpg"
 ANSWER = "An edge server runs neural networks where the data is: beside the camera, without a detour through the cloud."
 KEY = "window.confirm = () => true; document.querySelector('#key-value').value = arguments[0];"
 DROP = """
@@ -313,25 +313,22 @@ def test_failed_models_are_first_and_more_than_twenty_are_folded(browser: Any, r
         browser.open("about:blank")
 
 
-def test_a_picture_dropped_on_the_form_is_classified(page: Any) -> None:
-    choose(page, "efficientnet_lite0")
-    drop(page, PICTURE.read_bytes())
-    page.wait("document.querySelector('.scores')?.innerText.includes('espresso')")
-
-
-def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
-    choose(page, "face_detection_yunet")
-    page.wait("document.querySelector('#try-drop')")
-    face = ROOT / "edge_server/plugins/vision/demo.jpg"
-    drop(page, face.read_bytes())
-    page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 1 boxes'")
-    page.wait("document.querySelector('.answer').getBoundingClientRect().bottom <= window.innerHeight")
-
-
-def test_a_picture_for_a_recognised_export_gets_boxes(page: Any) -> None:
-    choose(page, "yolo11n")
-    drop(page, PICTURE.read_bytes())
-    page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 2 boxes'")
+@pytest.mark.parametrize(
+    ("model", "file", "shown"),
+    [
+        ("efficientnet_lite0", PICTURE, ".scores')?.innerText.includes('espresso')"),
+        ("face_detection_yunet", FACE, ".answer canvas')?.ariaLabel === 'The picture with 1 boxes'"),
+        ("yolo11n", PICTURE, ".answer canvas')?.ariaLabel === 'The picture with 2 boxes'"),
+    ],
+)
+def test_a_picture_dropped_on_the_form_is_answered_with_classes_or_boxes(
+    page: Any, model: str, file: Path, shown: str
+) -> None:
+    choose(page, model)
+    drop(page, file.read_bytes())
+    page.wait(f"document.querySelector('{shown}")
+    if "canvas" in shown:
+        page.wait("document.querySelector('.answer').getBoundingClientRect().bottom <= window.innerHeight")
 
 
 def test_a_segmentation_mask_is_drawn_over_the_image(page: Any) -> None:

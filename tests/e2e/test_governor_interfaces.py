@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.kit.eventually import eventually
 from tests.kit.model_folder import parameters
@@ -24,7 +20,6 @@ from tests.kit.server import serve
 SLOW = parameters(execute_delay_ms="20")
 TEXT = "word " * 12
 
-MONITORING = Path(__file__).parents[2] / "fleet" / "monitoring"
 
 BULK = {
     "inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}],
@@ -281,49 +276,3 @@ def test_without_a_governor_its_modules_are_not_imported(repository: Any) -> Non
     assert "edge_server.plugins.governor.running_plugin" not in without
     assert "pynvml" not in without
     assert "edge_server.plugins.governor.running_plugin" in with_governor
-
-
-# -- files in fleet/monitoring
-
-
-def expressions() -> Iterator[tuple[str, str]]:
-    """Every PromQL expression in the files, with its location."""
-    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", []):
-            yield f"panel {panel['title']}", target["expr"]
-    for group in yaml.safe_load((MONITORING / "alert-rules.yml").read_text())["groups"]:
-        for rule in group["rules"]:
-            yield f"alert {rule['alert']}", rule["expr"]
-
-
-ONLY_AT_TIMES = {
-    "edge_variant_in_force", "edge_joules_per_inference", "edge_llm_joules_per_token", "edge_governor_clock_cap_hertz",
-    "edge_certificate_expiry_timestamp_seconds", "edge_disk_free_bytes", "edge_disk_size_bytes", "edge_source_running",
-}  # fmt: skip
-"""Families that have samples only once something happened, or with some options; those of the frame streams, too."""
-
-
-def test_every_metric_of_alerts_and_dashboard_is_on_the_metrics_page(cool_machine: MachineServer) -> None:
-    cool_machine.infer()
-    found = re.findall(r"^# TYPE ([\w:]+) (\w+)", cool_machine.server.read_metrics(), re.MULTILINE)
-    known = {f"{name}_bucket" if kind == "histogram" else name for name, kind in found} | ONLY_AT_TIMES
-    bare = ((place, re.sub(r'"[^"]*"', "", text)) for place, text in expressions())
-    used = {(place, name) for place, text in bare for name in re.findall(r"\b(?:edge|nv|process)_\w+", text)}
-    assert {(place, name) for place, name in used if name not in known and not name.startswith("edge_frame_")} == set()
-
-
-@pytest.mark.full
-def test_promtool_accepts_the_metrics_page(cool_machine: MachineServer) -> None:
-    promtool = shutil.which(
-        "promtool", path=os.pathsep.join([os.environ.get("EDGE_TEST_PROMETHEUS", ""), *os.get_exec_path()])
-    )
-    if promtool is None:
-        pytest.skip("there is no promtool; tests/fleet/fetch_prometheus.sh brings one")
-    cool_machine.infer()
-    page = cool_machine.server.read_metrics()
-    done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True, check=False)
-    # Warnings about Triton's own names (counters without _total) end it with 3; a page that does not parse with 1.
-    assert done.returncode in (0, 3), done.stdout + done.stderr
-    ours = [line for line in done.stderr.splitlines() if line.startswith("edge_")]
-    assert ours == []
