@@ -182,25 +182,6 @@ def test_a_box_changes_without_a_reload_and_the_focus_stays(browser: Any, tmp_pa
         browser.wait("document.querySelector('#fleet-state').textContent === 'all 3 well'")
 
 
-def test_a_box_with_unknown_files_is_named_in_words_and_is_in_no_trouble(browser: Any, tmp_path: Path) -> None:
-    fleet = [StandIn(f"box-{number}") for number in range(3)]
-    fleet[2].knows_files = False
-    with shown(browser, fleet, tmp_path):
-        browser.wait("document.querySelector('#fleet-state').textContent === '1 of 3 not known to be equal'")
-        assert browser.run("return document.title") == "Fleet - edge-server"
-        assert browser.run("return document.querySelector('#wrong').hidden")
-        assert browser.run("return document.querySelector('[data-kind=trouble]').hidden")
-        assert browser.run(NAMES)[0] == "box-2"
-        assert browser.run(f"return {row('box-2')}.querySelector('td.state').textContent") == "unknown"
-        assert browser.run(f"return {row('box-2')}.querySelector('td.reason').innerText").startswith(
-            "not known to be equal: detector: version 1, without the SHA-256 of its files\nIt knows the SHA-256 "
-        )
-        browser.click("[data-kind=unknown]")
-        assert browser.run(NAMES) == ["box-2"]
-        fleet[2].knows_files = True
-        browser.wait("document.querySelector('#fleet-state').textContent === 'all 3 well'")
-
-
 def test_the_page_is_used_with_the_keyboard(browser: Any, tmp_path: Path) -> None:
     with shown(browser, mixed_fleet(10), tmp_path):
         browser.type("#search", "box-003")

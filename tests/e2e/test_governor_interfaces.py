@@ -146,25 +146,23 @@ def test_a_hot_machine_refuses_with_429_and_retry_after_and_stays_ready(hot_mach
     statuses = [hot_machine.infer() for _ in range(60)]
     assert set(statuses) == {200, 429}
     assert eventually(lambda: hot_machine.infer() == 429)
-    line = hot_machine.server.connection()
-    # Refused in a row: the store is empty now, and another one is as well.
-    for _ in range(50):
-        line.request("POST", "/v2/models/slow/infer", json.dumps(BULK))
-        reply = line.getresponse()
-        words = json.loads(reply.read())
-        if reply.status == 429:
-            break
-    assert reply.status == 429
-    assert "takes no more bulk requests for now: the box is HOT" in words["error"]
-    assert int(reply.headers["Retry-After"]) >= 1
-    assert reply.headers["Edge-Governor"] == "HOT"
-    for path in ("/v2/health/live", "/v2/health/ready"):
-        line.request("GET", path)
-        reply = line.getresponse()
-        reply.read()
-        assert reply.status == 200
-    assert reply.headers["Edge-Governor"] == "HOT"
-    line.close()
+    with contextlib.closing(hot_machine.server.connection()) as line:
+
+        def ask(method: str, path: str, body: str | None = None) -> tuple[int, Any, bytes]:
+            line.request(method, path, body)
+            reply = line.getresponse()
+            return reply.status, reply.headers, reply.read()
+
+        # Refused in a row: the store is empty now, and another one is as well.
+        answers = (ask("POST", "/v2/models/slow/infer", json.dumps(BULK)) for _ in range(50))
+        headers, text = next((headers, text) for status, headers, text in answers if status == 429)
+        assert "takes no more bulk requests for now: the box is HOT" in json.loads(text)["error"]
+        assert int(headers["Retry-After"]) >= 1
+        assert headers["Edge-Governor"] == "HOT"
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            status, headers, _ = ask("GET", path)
+            assert status == 200
+        assert headers["Edge-Governor"] == "HOT"
     shed = {(item["class"], item["reason"]): item["count"] for item in hot_machine.report()["shed"]}
     assert shed["bulk", "heat"] >= statuses.count(429)
     assert hot_machine.metrics()['edge_shed_total{class="bulk",reason="heat"}'] == shed["bulk", "heat"]
