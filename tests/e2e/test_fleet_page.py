@@ -182,6 +182,25 @@ def test_a_box_changes_without_a_reload_and_the_focus_stays(browser: Any, tmp_pa
         browser.wait("document.querySelector('#fleet-state').textContent === 'all 3 well'")
 
 
+def test_a_box_with_unknown_files_is_named_in_words_and_is_in_no_trouble(browser: Any, tmp_path: Path) -> None:
+    fleet = [StandIn(f"box-{number}") for number in range(3)]
+    fleet[2].knows_files = False
+    with shown(browser, fleet, tmp_path):
+        browser.wait("document.querySelector('#fleet-state').textContent === '1 of 3 not known to be equal'")
+        assert browser.run("return document.title") == "Fleet - edge-server"
+        assert browser.run("return document.querySelector('#wrong').hidden")
+        assert browser.run("return document.querySelector('[data-kind=trouble]').hidden")
+        assert browser.run(NAMES)[0] == "box-2"
+        assert browser.run(f"return {row('box-2')}.querySelector('td.state').textContent") == "unknown"
+        assert browser.run(f"return {row('box-2')}.querySelector('td.reason').innerText").startswith(
+            "not known to be equal: detector: version 1, without the SHA-256 of its files\nIt knows the SHA-256 "
+        )
+        browser.click("[data-kind=unknown]")
+        assert browser.run(NAMES) == ["box-2"]
+        fleet[2].knows_files = True
+        browser.wait("document.querySelector('#fleet-state').textContent === 'all 3 well'")
+
+
 def test_the_page_is_used_with_the_keyboard(browser: Any, tmp_path: Path) -> None:
     with shown(browser, mixed_fleet(10), tmp_path):
         browser.type("#search", "box-003")
@@ -241,6 +260,21 @@ def test_axe_reports_no_serious_violation_and_the_page_fits(
                   if item["impact"] in ("serious", "critical")]  # fmt: skip
         assert faults == []
         assert browser.run("return document.documentElement.scrollWidth") <= width
+
+
+def test_boxes_are_added_to_the_file_while_the_page_runs(browser: Any, tmp_path: Path) -> None:
+    boxes = StandIns([StandIn("box-0"), StandIn("box-1")])
+    first, second = (box.url for box in boxes.boxes)
+    with page_of([first], tmp_path) as url:
+        browser.open(url)
+        browser.wait("document.querySelector('#fleet-state').textContent === 'all 1 well'")
+        (tmp_path / "boxes.txt").write_text(f"{second}\n")
+        browser.wait(f"{row('box-1')} && !{row('box-0')}")
+        (tmp_path / "boxes.txt").write_text("not an address: x y\n")
+        browser.wait("document.querySelector('#problem').textContent.includes('expected http://HOST:PORT')")
+        assert browser.run(NAMES) == ["box-1"]
+        browser.open("about:blank")
+    boxes.close()
 
 
 @pytest.mark.parametrize(
