@@ -36,34 +36,11 @@ def end_of(cert: Path) -> float:
     return ssl.cert_time_to_seconds(told.strip().removeprefix("notAfter="))
 
 
-class Files:
-    """The files that the server's flags name."""
-
-    def __init__(self, folder: Path) -> None:
-        self.key, self.cert, self.root = folder / "server.key", folder / "server.crt", folder / "clients.crt"
-
-    def hold(self, pair: tuple[Path, Path]) -> None:
-        for path, source in zip((self.key, self.cert), pair, strict=True):
-            path.write_bytes(source.read_bytes())
-
-    def flags(self, how: str) -> tuple[str, ...]:
-        return (
-            f"--grpc-use-ssl{how}", f"--grpc-server-cert={self.cert}", f"--grpc-server-key={self.key}",
-            f"--grpc-root-cert={self.root}",
-        )  # fmt: skip
-
-
-def connect(server: Any, trusted: Path, own: tuple[Path, Path] | None = None) -> triton.InferenceServerClient:
-    port = server.grpc.rpartition(":")[2]
-    key, chain = (None, None) if own is None else own
-    return triton.InferenceServerClient(
-        f"localhost:{port}",
-        ssl=True,
-        root_certificates=str(trusted),
-        private_key=key and str(key),
-        certificate_chain=chain and str(chain),
-        channel_args=[("grpc.use_local_subchannel_pool", 1)],
-    )
+def connect(server: Any, trusted: Path) -> triton.InferenceServerClient:
+    """Return a client with a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    address = f"localhost:{server.grpc.rpartition(':')[2]}"
+    return triton.InferenceServerClient(address, ssl=True, root_certificates=str(trusted), channel_args=options)
 
 
 def echoes(client: triton.InferenceServerClient) -> bool:
@@ -78,10 +55,11 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
 ) -> None:
     repository.add("same", identity_config())
     first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second", 40_000)
-    files = Files(tmp_path)
-    files.hold(first)
-    files.root.write_bytes(first[1].read_bytes())
-    with serve(repository.path, *files.flags("=true"), f"--grpc-transport={transport}") as server:
+    key, cert = tmp_path / "server.key", tmp_path / "server.crt"
+    key.write_bytes(first[0].read_bytes())
+    cert.write_bytes(first[1].read_bytes())
+    flags = ("--grpc-use-ssl=true", f"--grpc-server-cert={cert}", f"--grpc-server-key={key}")
+    with serve(repository.path, *flags, f"--grpc-root-cert={first[1]}", f"--grpc-transport={transport}") as server:
         host, _, port = server.grpc.partition(":")
 
         def shown() -> list[str]:
@@ -96,13 +74,13 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
         assert f"gRPC {server.grpc} with TLS; " in "\n".join(server.banner)
         with connect(server, first[1]) as old:
             assert echoes(old)
-            files.cert.write_bytes(second[1].read_bytes())
+            cert.write_bytes(second[1].read_bytes())
             server.process.send_signal(signal.SIGHUP)
             assert eventually(lambda: f"SIGHUP: {NAMES} is unchanged" in server.log())
-            assert f"TLS certificate '{files.cert}' and key '{files.key}' for gRPC cannot be used: " in server.log()
+            assert f"TLS certificate '{cert}' and key '{key}' for gRPC cannot be used: " in server.log()
             assert shown() == first[1].read_text().split()
             assert expiry() == end_of(first[1])
-            files.key.write_bytes(second[0].read_bytes())
+            key.write_bytes(second[0].read_bytes())
             server.process.send_signal(signal.SIGHUP)
             assert eventually(lambda: shown() == second[1].read_text().split())
             assert eventually(lambda: expiry() == end_of(second[1]))
