@@ -72,3 +72,16 @@ def test_an_image_gets_the_labels_and_scores_of_the_built_in_preprocessing(
     assert PICTURES[name] in names[0]
     assert [entry.decode() for entry in answer.as_numpy("SUBJECT")[0]] == names
     np.testing.assert_allclose(answer.as_numpy("SCORE")[0], scores, rtol=1e-3, atol=2e-6)
+
+
+def test_pictures_of_several_sizes_go_through_all_steps_as_one_batch(server: Any) -> None:
+    files = [photograph(name) for name in PICTURES]
+    before = server.statistics(CLASSIFIER)
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        answer = name_subjects(client, triton_grpc, files)
+    assert answer.as_numpy("SUBJECT").shape == (len(files), 5)
+    for row, wanted in zip(answer.as_numpy("SUBJECT"), PICTURES.values(), strict=True):
+        assert wanted in row[0].decode()
+    after = server.statistics(CLASSIFIER)
+    assert after["inference_count"] - before["inference_count"] == len(files)
+    assert after["execution_count"] - before["execution_count"] == 1
