@@ -512,12 +512,6 @@ def fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return _module("tensorrt_fake_gpu", path).FakeGpu(tmp_path_factory.mktemp("gpu"))
 
 
-@pytest.fixture(scope="session")
-def heated_server() -> Any:
-    """The module tests/e2e/heated_server.py."""
-    return _module("governor_heated_server", Path(__file__).parent / "e2e" / "heated_server.py")
-
-
 @pytest.fixture
 def make_board(boards: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
     """Creates the files of a board in tests/plugins/governor/boards by its name; its `root` is for --sysfs-root."""

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,8 +86,9 @@ def write_models(repository: Any) -> None:
 # -- sensors
 
 
+@dataclass
 class HeatedMachine:
-    """A simulated machine and its sensors, warm from the start."""
+    """A simulated machine, warm from the start. `write` writes the simulated state to the files of the drivers."""
 
     constants: ThermalModelConstants
     hot_c: float
@@ -94,60 +96,36 @@ class HeatedMachine:
     """Outside, before and after STEP_S."""
     warm_sink_c: float
     set_point_c: float
+    write: Callable[[ThermalModel], None]
     quiet: frozenset[int] = frozenset()
     """Classes that ask for nothing after STEP_S."""
 
-    def __init__(self) -> None:
+    def __post_init__(self) -> None:
         self.plant = ThermalModel(self.constants, self.hot_c, sink_c=self.warm_sink_c, chip_c=self.warm_sink_c + 6.0)
-        self.write_sensors()
-
-    def write_sensors(self) -> None:
-        """Write the simulated state to the files of the drivers."""
-        raise NotImplementedError
+        self.write(self.plant)
 
 
-class Module(HeatedMachine):
-    """A Jetson Orin Nano made of files."""
+def jetson(board: Any) -> HeatedMachine:
+    """Return a Jetson Orin Nano made of files."""
 
-    constants = MODULE
-    hot_c, cold_c = 50.0, 10.0
-    warm_sink_c = 72.0
-    set_point_c = 95.0
-
-    def __init__(self, board: Any) -> None:
-        self._board = board
-        super().__init__()
-
-    def write_sensors(self) -> None:
-        plant = self.plant
+    def write(plant: ThermalModel) -> None:
         for kind in ("tj", "cpu", "soc0", "soc1", "soc2"):
-            self._board.set_temperature(f"{kind}-thermal", plant.chip_c)
-        self._board.set_rail("VDD_IN", plant.power_w)
-        self._board.write(f"{self._board.cooler('soc0-throttle-alert')}/cur_state", int(plant.is_throttled))
+            board.set_temperature(f"{kind}-thermal", plant.chip_c)
+        board.set_rail("VDD_IN", plant.power_w)
+        board.write(f"{board.cooler('soc0-throttle-alert')}/cur_state", int(plant.is_throttled))
+
+    return HeatedMachine(MODULE, 50.0, 10.0, 72.0, 95.0, write)
 
 
-class Card(HeatedMachine):
-    """An NVIDIA card that the fake library reports: whole degrees, milliwatts, millijoules."""
+def card(nvidia: Any) -> HeatedMachine:
+    """Return an NVIDIA card that the fake library reports: whole degrees, milliwatts, millijoules."""
 
-    constants = CARD
-    hot_c, cold_c = 45.0, 45.0
-    quiet = frozenset({NORMAL, BULK})
-    warm_sink_c = 66.0
-    set_point_c = 86.0
+    def write(plant: ThermalModel) -> None:
+        reasons = HW_THERMAL_SLOWDOWN if plant.is_throttled else 0
+        power, energy = round(plant.power_w * 1000), round(plant.energy_j * 1000)
+        nvidia.set(0, temperature0=round(plant.chip_c), power=power, energy=energy, reasons=reasons)
 
-    def __init__(self, nvidia: Any) -> None:
-        self._nvidia = nvidia
-        super().__init__()
-
-    def write_sensors(self) -> None:
-        plant = self.plant
-        self._nvidia.set(
-            0,
-            temperature0=round(plant.chip_c),
-            power=round(plant.power_w * 1000),
-            energy=round(plant.energy_j * 1000),
-            reasons=HW_THERMAL_SLOWDOWN if plant.is_throttled else 0,
-        )
+    return HeatedMachine(CARD, 45.0, 45.0, 66.0, 86.0, write, frozenset({NORMAL, BULK}))
 
 
 # -- the load
@@ -202,88 +180,70 @@ class Load:
             camera.join()
 
     def _ask(self, priority: int, offset_s: float, period_s: float, is_http: bool) -> None:
-        make = HttpCaller if is_http else GrpcCaller
-        with contextlib.closing(make(self.server, priority)) as caller:
+        with contextlib.ExitStack() as stack:
+            ask = (http_caller if is_http else grpc_caller)(self.server, priority, stack)
             due_s = time.monotonic() + offset_s
             while not self._stop.wait(max(0.0, due_s - time.monotonic())):
                 if priority not in self.quiet:
                     begun_s = time.monotonic()
-                    word, variant = caller.ask()
+                    word, variant = ask()
                     now_s = time.monotonic()
                     self.answers.append(Answer(priority, word, now_s, now_s - begun_s, variant))
                 # A late client does not catch up, as clients of cameras and motors do not.
                 due_s = max(due_s + period_s, time.monotonic())
 
 
-class HttpCaller:
-    """One keep-alive connection."""
+def http_caller(server: Any, priority: int, stack: contextlib.ExitStack) -> Callable[[], tuple[str, str]]:
+    """Return a call over one keep-alive connection."""
+    connection = stack.enter_context(contextlib.closing(server.connection()))
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    parameters = {"priority": priority, "edge_deadline_ms": DEADLINE_MS[priority]}
+    body = json.dumps({"inputs": [tensor], "parameters": parameters})
 
-    def __init__(self, server: Any, priority: int) -> None:
-        self._connection = server.connection()
-        self._priority = priority
-        self._body = json.dumps(
-            {
-                "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}],
-                "parameters": {"priority": priority, "edge_deadline_ms": DEADLINE_MS[priority]},
-            }
-        )
-
-    def ask(self) -> tuple[str, str]:
-        self._connection.request("POST", "/v2/models/detector/infer", self._body)
-        reply = self._connection.getresponse()
+    def ask() -> tuple[str, str]:
+        connection.request("POST", "/v2/models/detector/infer", body)
+        reply = connection.getresponse()
         answer = json.loads(reply.read())
         if reply.status == 200:
             return "ok", answer.get("parameters", {}).get("edge_variant", "")
         if reply.status == 429:
             wait, state = reply.headers["Retry-After"], reply.headers["Edge-Governor"]
-            is_well_told = (
-                wait.isdecimal() and int(wait) >= 1 and is_valid_refusal(answer["error"], state, self._priority)
-            )
-            return "shed" if is_well_told else f"429 {dict(reply.headers)} {answer}", ""
+            is_valid = wait.isdecimal() and int(wait) >= 1 and is_valid_refusal(answer["error"], state, priority)
+            return "shed" if is_valid else f"429 {dict(reply.headers)} {answer}", ""
         return "late" if reply.status == 503 else f"{reply.status} {answer}", ""
 
-    def close(self) -> None:
-        self._connection.close()
+    return ask
 
 
-class GrpcCaller:
-    """One channel."""
+def grpc_caller(server: Any, priority: int, stack: contextlib.ExitStack) -> Callable[[], tuple[str, str]]:
+    """Return a call over one channel."""
+    # Channels to one address share a connection by default.
+    channel = grpc.insecure_channel(server.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
+    stack.callback(channel.close)
+    request = service_pb2.ModelInferRequest(model_name="detector", raw_input_contents=[bytes(16)])
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
+    request.parameters["priority"].int64_param = priority
+    request.parameters["edge_deadline_ms"].int64_param = DEADLINE_MS[priority]
+    call = channel.unary_unary(
+        "/inference.GRPCInferenceService/ModelInfer",
+        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=service_pb2.ModelInferResponse.FromString,
+    )
 
-    def __init__(self, server: Any, priority: int) -> None:
-        # Channels to one address share a connection by default.
-        self._channel = grpc.insecure_channel(server.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
-        self._priority = priority
-        request = service_pb2.ModelInferRequest(model_name="detector", raw_input_contents=[bytes(16)])
-        request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
-        request.parameters["priority"].int64_param = priority
-        request.parameters["edge_deadline_ms"].int64_param = DEADLINE_MS[priority]
-        self._message = request.SerializeToString()
-        self._call = self._channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",
-            response_deserializer=service_pb2.ModelInferResponse.FromString,
-        )
-
-    def ask(self) -> tuple[str, str]:
+    def ask() -> tuple[str, str]:
         try:
-            answer = self._call(self._message, timeout=30)
+            answer = call(request, timeout=30)
         except grpc.RpcError as error:
-            return self._word(error), ""
+            trailers = dict(error.trailing_metadata())
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                pushback, state = trailers.get("grpc-retry-pushback-ms", ""), trailers.get("edge-governor", "")
+                is_valid = pushback.isdecimal() and int(pushback) >= 50
+                is_valid = is_valid and is_valid_refusal(error.details(), state, priority)
+                return "shed" if is_valid else f"RESOURCE_EXHAUSTED {trailers} {error.details()}", ""
+            return "late" if error.code() is grpc.StatusCode.UNAVAILABLE else f"{error.code()} {error.details()}", ""
         return "ok", answer.parameters["edge_variant"].string_param if "edge_variant" in answer.parameters else ""
 
-    def _word(self, error: Any) -> str:
-        trailers = dict(error.trailing_metadata())
-        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            pushback, state = trailers.get("grpc-retry-pushback-ms", ""), trailers.get("edge-governor", "")
-            is_well_told = (
-                pushback.isdecimal()
-                and int(pushback) >= 50
-                and is_valid_refusal(error.details(), state, self._priority)
-            )
-            return "shed" if is_well_told else f"RESOURCE_EXHAUSTED {trailers} {error.details()}"
-        return "late" if error.code() is grpc.StatusCode.UNAVAILABLE else f"{error.code()} {error.details()}"
-
-    def close(self) -> None:
-        self._channel.close()
+    return ask
 
 
 def is_valid_refusal(words: str, state: str, priority: int) -> bool:
@@ -403,7 +363,7 @@ def run_loop(server: Any, machine: HeatedMachine) -> Outcome:
             busy = min(1.0, (now_busy_s - before_s) / (now_s - then_s))
             plant.step(busy, now_s - then_s)
             before_s, then_s = now_busy_s, now_s
-            machine.write_sensors()
+            machine.write(plant)
             told = governor(server)
             lighter = told["variants_in_force"].get("detector", "")
             trace.append(TracePoint(at_s, plant.chip_c, plant.power_w, busy, told["share"], told["state"], lighter))
@@ -414,8 +374,3 @@ def run_loop(server: Any, machine: HeatedMachine) -> Outcome:
     finally:
         load.stop()
     return Outcome(load, trace, machine, governor(server), server.log())
-
-
-def infer(server: Any) -> int:
-    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
-    return int(server.infer("detector", {"inputs": [tensor], "parameters": {"priority": CONTROL}})[0])

@@ -55,32 +55,12 @@ def write_export(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-class Arm:
-    """Six joints that are where the last command put them."""
-
-    def __init__(self) -> None:
-        self.moves: list[Any] = []
-        self._began_s = time.monotonic()
-
-    def waits_for_a_command(self) -> bool:
-        time.sleep(max(0.0, self._began_s + len(self.moves) * 0.02 - time.monotonic()))
-        return len(self.moves) < TICKS
-
-    def angles(self) -> Any:
-        return self.moves[-1] if self.moves else np.zeros(6, np.float32)
-
-    def picture(self) -> Any:
-        return np.full((48, 64, 3), 51, np.uint8)
-
-    def move(self, action: Any) -> None:
-        self.moves.append(np.asarray(action, np.float32))
-
-
-class ArmOfARestartedServer(Arm):
-    """Its server ends after some moves, and another one starts when the arm has been held for 30 ticks."""
+class ArmOfARestartedServer:
+    """Six joints that are where the last command put them. Their server ends after some moves, and another one starts
+    when the arm has been held for 30 ticks."""
 
     def __init__(self, run_server: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
-        super().__init__()
+        self.moves: list[Any] = []
         self._run_server = run_server
         self.server = contextlib.ExitStack()
         self.server.enter_context(run_server())
@@ -100,18 +80,28 @@ class ArmOfARestartedServer(Arm):
             self.moves_after_restart += not is_held
         return self.moves_after_restart < TICKS and len(self.moves) < 20_000
 
+    def angles(self) -> Any:
+        return self.moves[-1] if self.moves else np.zeros(6, np.float32)
 
-def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str, list[Any]]:
-    """Run the page's `add` in a folder. Return the flags of its `serve`, its loop, and the list of the connections that
-    the loop will open."""
+    def picture(self) -> Any:
+        return np.full((48, 64, 3), 51, np.uint8)
+
+    def move(self, action: Any) -> None:
+        self.moves.append(np.asarray(action, np.float32))
+
+
+def test_the_ten_lines_move_an_arm_and_go_on_after_a_restart_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_ports: Any
+) -> None:
     pattern = r"run by tests/e2e/test_arm_in_ten_lines.py -->\n```(?:sh|python)\n(.*?)```"
     commands, loop = re.findall(pattern, PAGE.read_text(), re.DOTALL)
     assert len([line for line in loop.splitlines() if line]) <= 10
-    write_export(folder / "act.onnx")
+    write_export(tmp_path / "act.onnx")
     _, add, start = (shlex.split(line) for line in commands.splitlines())
-    done = subprocess.run([COMMAND, *add[1:]], cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([COMMAND, *add[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert start[:3] == ["edge-server", "serve", "--model-repository=policies"]
+
     opened: list[Any] = []
 
     def connect(address: str) -> Any:
@@ -122,38 +112,18 @@ def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], s
     vars(module)["WebsocketClientPolicy"] = connect
     monkeypatch.setitem(sys.modules, "openpi_client", ModuleType("openpi_client"))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    return start[3:], loop, opened
+    (port,) = free_ports(1)
+    flags = [flag.replace("0.0.0.0:8010", f"127.0.0.1:{port}") for flag in start[3:]]
+    arm = ArmOfARestartedServer(lambda: serve(tmp_path / "policies", *flags))
+    with arm.server:
+        exec(loop.replace("box:8010", f"127.0.0.1:{port}"), {"arm": arm})
+    for one in opened:
+        one.close()
+    assert (arm.moves_after_restart, len(opened)) == (TICKS, 2)
 
-
-def test_the_ten_lines_move_an_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags, loop, opened = prepare(tmp_path, monkeypatch)
-    arm = Arm()
-    with serve(tmp_path / "policies", *[flag.replace("0.0.0.0:8010", "127.0.0.1:0") for flag in flags]) as server:
-        address = re.search(r"openpi ws://([\d.:]+)", "\n".join(server.banner))
-        assert address
-        exec(loop.replace("box:8010", address[1]), {"arm": arm})
-        for one in opened:
-            one.close()
     session = onnxruntime.InferenceSession(tmp_path / "act.onnx")
     pixels = np.full((1, 3, 8, 8), 51 / 255, np.float32)
     (first,) = session.run(
         None, {"observation.state": np.zeros((1, 6), np.float32), "observation.images.front": pixels}
     )
-    assert len(arm.moves) == TICKS
     np.testing.assert_allclose(arm.moves[0], first[0, 0], atol=1e-5)
-    np.testing.assert_allclose(arm.moves[3], first[0, 3], atol=1e-5)
-
-
-def test_the_arm_of_the_ten_lines_goes_on_after_the_server_has_restarted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_ports: Any
-) -> None:
-    flags, loop, opened = prepare(tmp_path, monkeypatch)
-    (port,) = free_ports(1)
-    flags = [flag.replace("0.0.0.0:8010", f"127.0.0.1:{port}") for flag in flags]
-    arm = ArmOfARestartedServer(lambda: serve(tmp_path / "policies", *flags))
-    with arm.server:
-        exec(loop.replace("box:8010", f"127.0.0.1:{port}"), {"arm": arm})
-    assert arm.moves_after_restart == TICKS
-    assert len(opened) == 2
-    for one in opened:
-        one.close()

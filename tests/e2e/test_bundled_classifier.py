@@ -51,19 +51,6 @@ def run_directly(runtime: str, model: bytes, name: str, array: np.ndarray) -> np
     return compiled({name: array})[0]
 
 
-@pytest.mark.sample
-@pytest.mark.parametrize("rows", [1, 3, 8])
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("wire", ["http", "grpc"])
-def test_outputs_of_a_convolutional_network_equal_its_runtimes(
-    server: Any, conv: onnx.ModelProto, runtime: str, wire: str, rows: int
-) -> None:
-    image = np.random.default_rng(rows).standard_normal((rows, 3, 32, 32), np.float32)
-    expected = run_directly(runtime, conv.SerializeToString(), "image", image)
-    found = infer(server, wire, f"conv_{runtime}", "image", image, "scores")
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_outputs_of_the_classifier_equal_its_runtimes(server: Any, runtime: str) -> None:
     model = (BUNDLED / CLASSIFIER / "1" / "model.onnx").read_bytes()
@@ -109,21 +96,6 @@ def test_curl_gets_the_labels_of_a_picture(server: Any) -> None:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     assert best(json.loads(done.stdout))[0].split(":")[2] == "espresso"
-
-
-def encoded(suffix: str) -> bytes:
-    import cv2
-
-    is_done, data = cv2.imencode(suffix, cv2.imread(str(COFFEE)))
-    assert is_done
-    return bytes(data)
-
-
-@pytest.mark.parametrize(("suffix", "kind"), [(".png", "image/png"), (".bmp", "image/bmp"), (".webp", "image/webp")])
-def test_other_encodings_of_the_same_picture_get_the_same_label(server: Any, suffix: str, kind: str) -> None:
-    status, text = server.request("POST", f"/v2/models/{CLASSIFIER}/infer", encoded(suffix), {"Content-Type": kind})
-    assert status == 200, text
-    assert best(json.loads(text))[0].split(":")[2] == "espresso"
 
 
 def test_without_a_stated_backend_the_runtime_in_use_is_shown(server: Any) -> None:

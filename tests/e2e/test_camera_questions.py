@@ -11,15 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cv2
 import pytest
 
-from edge_server.plugins.cameras.questions.model_request import question_jpeg
-from edge_server.plugins.cameras.questions.question import QuestionEntry
-from edge_server.plugins.language.engines.pictures import decode_picture
-from edge_server.protocol.frame_messages import Detection
 from tests.kit.eventually import eventually
-from tests.kit.model_folder import parameters
 from tests.kit.server import COMMAND, serve
 from tests.kit.site import Handler, Site
 
@@ -118,58 +112,6 @@ def test_the_file_of_the_page_sends_the_answer_about_a_face_to_the_webhook_event
         (source,) = server.ask("/edge/v1/cameras")[1]["sources"]
         assert (source["state"], source["reason"], source["failures"]) == ("RUNNING", "", 0)
         assert server.stop() == 0
-
-
-@pytest.mark.full
-def test_a_vision_language_model_gets_the_picture_and_the_prompt(repository: Any, tmp_path: Path) -> None:
-    openvino_genai = pytest.importorskip("openvino_genai", reason="needs openvino-genai, of the extra test-all")
-    import openvino
-
-    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
-    folder = repository.path / "my_vlm/1"
-    shutil.copytree(ROOT / "tests/data/tiny_vlm", folder, ignore=shutil.ignore_patterns("make.py"))
-    generation = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**generation, "do_sample": False}))
-    (folder.parent / "config.pbtxt").write_text(parameters(deterministic="true"))
-    picture = ROOT / "edge_server/plugins/vision/demo.jpg"
-    (tmp_path / "pictures").mkdir()
-    shutil.copy(picture, tmp_path / "pictures")
-    log, file = tmp_path / "results.jsonl", tmp_path / "questions.toml"
-    file.write_text(f"""
-        [[sources]]
-        name = "door"
-        url = "{tmp_path}/pictures"
-        model = "face_detection_yunet"
-        fps = 10
-        [[sources.questions]]
-        name = "who"
-        model = "my_vlm"
-        prompt = "Who is the {{label}}?"
-        crop = true
-        max_tokens = 12
-        [[sinks]]
-        name = "log"
-        url = "{log}"
-    """)
-    with serve(repository.path, f"--sources-file={file}") as server:
-
-        def messages(kind: str) -> list[dict[str, Any]]:
-            lines = log.read_text().splitlines() if log.exists() else []
-            return [one for one in map(json.loads, lines) if one["kind"] == kind]
-
-        assert eventually(lambda: bool(messages("question.answered")))
-        assert server.stop() == 0
-    (answer,) = messages("question.answered")
-    (result,) = [one for one in messages("result") if one["seq"] == answer["seq"]]
-    box = Detection(*result["detections"][0]["box"], 0.9, 0)
-    pixels = cv2.imread(str(picture), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    jpeg = question_jpeg(pixels, QuestionEntry("who", "my_vlm", "?", crop=True), box)
-    pipeline = openvino_genai.VLMPipeline(
-        str(ROOT / "tests/data/tiny_vlm"), "CPU", INFERENCE_PRECISION_HINT="f32", DYNAMIC_QUANTIZATION_GROUP_SIZE="0"
-    )
-    images = [openvino.Tensor(decode_picture(jpeg, "")[None])]
-    truth = pipeline.generate("Who is the face?", images=images, max_new_tokens=12, do_sample=False)
-    assert answer["text"] == truth.texts[0].strip() != ""
 
 
 @pytest.mark.full

@@ -30,13 +30,13 @@ from tests.kit.models import identity_config
 from tests.kit.server import serve
 
 ROOT = Path(__file__).parents[2]
-PICTURE = ROOT / "tests/data/coffee.jpg"
+PICTURE, FACE = ROOT / "tests/data/coffee.jpg", ROOT / "edge_server/plugins/vision/demo.jpg"
 ANSWER = "An edge server runs neural networks where the data is: beside the camera, without a detour through the cloud."
 KEY = "window.confirm = () => true; document.querySelector('#key-value').value = arguments[0];"
 DROP = """
 const bytes = Uint8Array.from(atob(arguments[0]), (character) => character.charCodeAt(0));
 const dataTransfer = new DataTransfer();
-dataTransfer.items.add(new File([bytes], "picture.jpg", { type: "image/jpeg" }));
+dataTransfer.items.add(new File([bytes], "picture.jpg", { type: arguments[1] }));
 document.querySelector("#try-drop").dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
 """
 GREEN_PIXELS = """
@@ -143,6 +143,8 @@ const at = (x) => [...row.slice(4 * Math.floor(x * canvas.width)).slice(0, 4)];
 return [at(0.1), at(0.9)];
 """
 
+RESTRICTED = "--http-restricted-api=model-repository:admin-key=secret1"
+
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
@@ -207,6 +209,34 @@ def camera(server: Any, name: str = "front_door") -> Iterator[None]:
 
 def row(name: str) -> str:
     return f"document.querySelector('[data-model=\"{name}\"]')"
+
+
+def choose(page: Any, model: str) -> None:
+    """Have the form ask a model."""
+    page.wait(f"document.querySelector('#try-model option[value=\"{model}\"]')")
+    page.click(f'[data-model="{model}"] .actions button')
+
+
+def drop(page: Any, content: bytes, media_type: str = "image/jpeg") -> None:
+    """Drop a file on the form."""
+    page.wait("document.querySelector('#try-drop')")
+    page.run(DROP, base64.b64encode(content).decode(), media_type)
+
+
+@contextlib.contextmanager
+def watched(browser: Any, repository: Any, sources: str, *flags: str) -> Iterator[Any]:
+    """Serve the face detector with a sources file, and show the page. Yields the server, which ends cleanly."""
+    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
+    cameras = repository.path.parent / "cameras.toml"
+    cameras.write_text(sources)
+    with serve(repository.path, f"--sources-file={cameras}", *flags) as server:
+        browser.look(1280, 900)
+        browser.console()
+        browser.open(server.url("/"))
+        yield server
+        browser.run("sessionStorage.clear()")
+        browser.open("about:blank")
+        assert server.stop() == 0
 
 
 def test_the_page_shows_models_sensors_and_events(page: Any) -> None:
@@ -283,37 +313,28 @@ def test_failed_models_are_first_and_more_than_twenty_are_folded(browser: Any, r
         browser.open("about:blank")
 
 
-def test_a_picture_dropped_on_the_form_is_classified(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"efficientnet_lite0\"]')")
-    page.click('[data-model="efficientnet_lite0"] .actions button')
-    page.wait("document.querySelector('#try-drop')")
-    page.run(DROP, base64.b64encode(PICTURE.read_bytes()).decode())
-    page.wait("document.querySelector('.scores')?.innerText.includes('espresso')")
-
-
-def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
-    page.click('[data-model="face_detection_yunet"] .actions button')
-    page.wait("document.querySelector('#try-drop')")
-    face = ROOT / "edge_server/plugins/vision/demo.jpg"
-    page.run(DROP, base64.b64encode(face.read_bytes()).decode())
-    page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 1 boxes'")
-    page.wait("document.querySelector('.answer').getBoundingClientRect().bottom <= window.innerHeight")
-
-
-def test_a_picture_for_a_recognised_export_gets_boxes(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"yolo11n\"]')")
-    page.click('[data-model="yolo11n"] .actions button')
-    page.wait("document.querySelector('#try-drop')")
-    page.run(DROP, base64.b64encode(PICTURE.read_bytes()).decode())
-    page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 2 boxes'")
+@pytest.mark.parametrize(
+    ("model", "file", "shown"),
+    [
+        ("efficientnet_lite0", PICTURE, ".scores')?.innerText.includes('espresso')"),
+        ("face_detection_yunet", FACE, ".answer canvas')?.ariaLabel === 'The picture with 1 boxes'"),
+        ("yolo11n", PICTURE, ".answer canvas')?.ariaLabel === 'The picture with 2 boxes'"),
+    ],
+)
+def test_a_picture_dropped_on_the_form_is_answered_with_classes_or_boxes(
+    page: Any, model: str, file: Path, shown: str
+) -> None:
+    choose(page, model)
+    drop(page, file.read_bytes())
+    page.wait(f"document.querySelector('{shown}")
+    if "canvas" in shown:
+        page.wait("document.querySelector('.answer').getBoundingClientRect().bottom <= window.innerHeight")
 
 
 def test_a_segmentation_mask_is_drawn_over_the_image(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"halves\"]')")
-    page.click('[data-model="halves"] .actions button')
-    page.wait("document.querySelector('#try-drop')")
+    choose(page, "halves")
     _, gray = cv2.imencode(".png", np.full((40, 40, 3), 100, np.uint8))
-    page.run(DROP, base64.b64encode(bytes(gray)).decode())
+    drop(page, bytes(gray))
     page.wait("document.querySelector('.scores')?.innerText.includes('road')")
     assert "75.0" in page.run("return document.querySelector('.scores').innerText")
     left, right = page.run(RIGHT_AND_LEFT)
@@ -325,30 +346,16 @@ def test_a_segmentation_mask_is_drawn_over_the_image(page: Any) -> None:
 @pytest.mark.parametrize("media_type", ["image/jpeg", "image/heic", "text/plain", ""])
 def test_a_file_that_is_no_picture_is_answered_with_the_formats(server: Any, browser: Any, media_type: str) -> None:
     browser.open(server.url("/"))
-    browser.wait(f"{row('efficientnet_lite0')}?.innerText.includes('READY')")
-    browser.click('[data-model="efficientnet_lite0"] .actions button')
-    browser.wait("document.querySelector('#try-drop')")
-    browser.run(DROP.replace("image/jpeg", media_type), base64.b64encode(b"no picture").decode())
+    choose(browser, "efficientnet_lite0")
+    drop(browser, b"no picture", media_type)
     reason = browser.wait("document.querySelector('#try-result .error')?.textContent")
     assert reason.endswith("expected a JPEG, PNG, BMP or WebP image, given 10 bytes beginning with 0x6e6f207069637475")
     # The browser itself logs the refusals, of results and of tensors.
     assert len(browser.console()) == 2
 
 
-def test_a_prompt_is_answered_on_the_page(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"assistant\"]')")
-    page.click('[data-model="assistant"] .actions button')
-    page.wait("document.querySelector('#try-prompt')")
-    page.run("document.querySelector('#try-prompt').value = arguments[0]", "What is an edge server?")
-    page.click("#try-form button[type=submit]")
-    page.wait("document.querySelector('#try-result .output')?.textContent.startsWith('An edge')")
-    page.wait(f"document.querySelector('#try-result .output').textContent === {json.dumps(ANSWER)}")
-    page.wait("/tokens, .* a second/.test(document.querySelector('#try-result').textContent)")
-
-
 def test_enter_sends_a_prompt_and_the_page_says_that_the_model_thinks(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"assistant\"]')")
-    page.click('[data-model="assistant"] .actions button')
+    choose(page, "assistant")
     page.wait("document.querySelector('#try-prompt')")
     script = """
     window.said = [];
@@ -366,13 +373,13 @@ def test_enter_sends_a_prompt_and_the_page_says_that_the_model_thinks(page: Any)
     assert page.run(script, "What is an edge server?") == [False, True]
     page.wait(f"document.querySelector('#try-result .output').textContent === {json.dumps(ANSWER)}")
     assert page.run("return window.said")[0] == "Thinking …"
+    page.wait("/tokens, .* a second/.test(document.querySelector('#try-result').textContent)")
     page.wait("document.querySelector('#try-busy').hidden")
     assert json.loads(copied(page, "curl"))["choices"][0]["message"]["content"] == ANSWER
 
 
 def test_tensors_are_filled_and_their_request_can_be_copied(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"scale\"]')")
-    page.click('[data-model="scale"] .actions button')
+    choose(page, "scale")
     page.wait("document.querySelector('#try-input-0-values')")
     page.run("document.querySelector('#try-input-0-values').value = '[1, 2.5, -3, 4]'")
     page.click("#try-form button[type=submit]")
@@ -387,8 +394,7 @@ def test_tensors_are_filled_and_their_request_can_be_copied(page: Any) -> None:
 
 
 def test_a_sequence_is_asked_from_its_first_request_to_its_last(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"steps\"]')")
-    page.click('[data-model="steps"] .actions button')
+    choose(page, "steps")
     page.wait("document.querySelector('#try-first')?.checked")
     for values, is_last in (("[1, 2, 3, 4]", False), ("[5, 6, 7, 8]", True), ("[9, 10, 11, 12]", True)):
         page.run("document.querySelector('#try-input-0-values').value = arguments[0]", values)
@@ -422,8 +428,7 @@ def copied(page: Any, title: str, folder: Path = ROOT) -> str:
 
 @pytest.mark.parametrize("fill", ["zeros", "random"])
 def test_large_inputs_are_filled_with_zeros_or_random_numbers(page: Any, fill: str) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"tensor\"]')")
-    page.click('[data-model="tensor"] .actions button')
+    choose(page, "tensor")
     page.wait("document.querySelector('#try-input-0')")
     page.run(
         "const fill = document.querySelector('#try-input-0'); fill.value = arguments[0];"
@@ -441,13 +446,11 @@ def test_large_inputs_are_filled_with_zeros_or_random_numbers(page: Any, fill: s
 def test_any_picture_fills_a_4_d_input_and_the_lines_shown_make_it_permanent(
     page: Any, server: Any, module_repository: Any
 ) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"tensor\"]')")
-    page.click('[data-model="tensor"] .actions button')
-    page.wait("document.querySelector('#try-drop')")
+    choose(page, "tensor")
     picture = np.zeros((40, 80, 3), np.uint8)
     picture[:] = (40, 100, 200)  # blue, green, red
     _, png = cv2.imencode(".png", picture)
-    page.run(DROP, base64.b64encode(bytes(png)).decode())
+    drop(page, bytes(png))
     output = page.wait("document.querySelector('[aria-label=\"Outputs\"]')?.innerText")
     assert "0 to 0.78431" in output
     shutil.copyfile(PICTURE, module_repository.path.parent / "picture.jpg")
@@ -467,11 +470,9 @@ def test_any_picture_fills_a_4_d_input_and_the_lines_shown_make_it_permanent(
 def test_the_lines_shown_for_a_classifier_have_it_answer_with_classes(
     page: Any, server: Any, module_repository: Any
 ) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"channels\"]')")
-    page.click('[data-model="channels"] .actions button')
-    page.wait("document.querySelector('#try-drop')")
+    choose(page, "channels")
     _, png = cv2.imencode(".png", np.full((40, 80, 3), (40, 200, 100), np.uint8))
-    page.run(DROP, base64.b64encode(bytes(png)).decode())
+    drop(page, bytes(png))
     lines = page.wait("document.querySelector('pre[aria-label=\"config.pbtxt\"]')?.textContent")
     assert 'key: "image_fit" value { string_value: "stretch" }' in lines
     assert 'key: "class_activation" value { string_value: "softmax" }' in lines
@@ -479,10 +480,9 @@ def test_the_lines_shown_for_a_classifier_have_it_answer_with_classes(
     config.write_text(f"{config.read_text()}\n{lines}\n")
     page.wait("document.querySelector('#events').innerText.includes('channels version 1 is ready: generation 2')")
     page.open(server.url("/"))
-    page.wait("document.querySelector('#try-model option[value=\"channels\"]')")
-    page.click('[data-model="channels"] .actions button')
+    choose(page, "channels")
     page.wait("document.querySelector('#try-drop')?.innerText.includes('JPEG, PNG')")
-    page.run(DROP, base64.b64encode(bytes(png)).decode())
+    drop(page, bytes(png))
     assert page.wait("document.querySelector('.scores')?.innerText").startswith("green")
 
 
@@ -529,31 +529,17 @@ def drag(browser: Any, css: str, x: float, y: float) -> None:
 
 
 def drag_from(browser: Any, left: float, top: float, x: float, y: float) -> None:
+    button = {"button": "left", "buttons": 1, "clickCount": 1}
     for kind, at in (("mousePressed", 0), ("mouseMoved", 0.5), ("mouseMoved", 1), ("mouseReleased", 1)):
-        browser.command(
-            "Input.dispatchMouseEvent",
-            type=kind,
-            x=left + at * x,
-            y=top + at * y,
-            button="left",
-            buttons=1,
-            clickCount=1,
-        )
+        browser.command("Input.dispatchMouseEvent", type=kind, x=left + at * x, y=top + at * y, **button)
 
 
 def test_zones_are_drawn_with_the_mouse_and_kept_in_the_sources_file(
     browser: Any, repository: Any, tmp_path: Path
 ) -> None:
-    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
-    cameras = tmp_path / "cameras.toml"
-    cameras.write_text(f"# The cameras of the house.\n{SOURCES}")
     field = "const input = [...document.querySelectorAll('.zone-row input')].at(arguments[0]);"
     type_into = f"{field} input.value = arguments[1]; input.dispatchEvent(new Event('input'))"
-    key = "--http-restricted-api=model-repository:admin-key=secret1"
-    with serve(repository.path, f"--sources-file={cameras}", key) as server:
-        browser.look(1280, 900)
-        browser.console()
-        browser.open(server.url("/"))
+    with watched(browser, repository, f"# The cameras of the house.\n{SOURCES}", RESTRICTED) as server:
         browser.wait("document.querySelector('[data-stream=\"door\"] img')?.naturalWidth > 0")
         browser.click('[data-stream="door"] .picture')
         browser.wait("document.querySelector('dialog.large .found')?.textContent === '1 face'")
@@ -594,7 +580,7 @@ def test_zones_are_drawn_with_the_mouse_and_kept_in_the_sources_file(
         wanted = [[0.1, 0.1], [0.4, 0.1], [0.7, 0.3], [0.7, 0.7], [0.3, 0.7]]
         assert np.abs(np.array(yard["points"]) - wanted).max() < 0.01
         assert line == {"name": "line_1", "points": [[0.2, 0.5], [0.8, 0.5]]}
-        assert cameras.read_text().startswith("# The cameras of the house.\n")
+        assert (tmp_path / "cameras.toml").read_text().startswith("# The cameras of the house.\n")
 
         browser.wait("document.querySelector('[data-stream=\"door\"] .warning').innerText.includes(\"no class 'cat'\")")
 
@@ -608,7 +594,6 @@ def test_zones_are_drawn_with_the_mouse_and_kept_in_the_sources_file(
         assert browser.run(IS_IN_SIGHT, ".zone-form .error")
         assert browser.run(IS_IN_SIGHT, ".zone-form button.primary")
         assert len(browser.console()) == 1, "the browser itself logs the refusal"
-        assert server.stop() == 0
 
 
 CORNERS = """
@@ -626,16 +611,8 @@ points = [[0.1, 0.5], [0.9, 0.2]]
 """
 
 
-def test_points_on_the_edge_and_below_others_are_dragged_and_zones_are_moved(
-    browser: Any, repository: Any, tmp_path: Path
-) -> None:
-    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
-    cameras = tmp_path / "cameras.toml"
-    cameras.write_text(SOURCES + CORNERS)
-    key = "--http-restricted-api=model-repository:admin-key=secret1"
-    with serve(repository.path, f"--sources-file={cameras}", key) as server:
-        browser.look(1280, 900)
-        browser.open(server.url("/"))
+def test_points_on_the_edge_and_below_others_are_dragged_and_zones_are_moved(browser: Any, repository: Any) -> None:
+    with watched(browser, repository, SOURCES + CORNERS, RESTRICTED) as server:
         browser.run("sessionStorage.setItem('edge-server-key', 'secret1')")
         browser.open(server.url("/"))
         browser.wait("document.querySelector('[data-stream=\"door\"] img')?.naturalWidth > 0")
@@ -667,19 +644,12 @@ def test_points_on_the_edge_and_below_others_are_dragged_and_zones_are_moved(
         assert np.abs(np.array(left["points"]) - [[0.05, 0.6], [0.5, 0.5], [0.5, 1], [0.1, 0.9]]).max() < 0.01
         assert np.abs(np.array(right["points"]) - [[0.6, 0.3], [1, 0.3], [1, 0.8], [0.6, 0.8]]).max() < 0.01
         assert np.abs(np.array(found["lines"][0]["points"]) - [[0.1, 0.6], [0.9, 0.3]]).max() < 0.01
-        browser.run("sessionStorage.clear()")
-        browser.open("about:blank")
-        assert server.stop() == 0
 
 
 def test_a_failed_camera_is_red_with_its_reason(browser: Any, repository: Any, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
-    cameras = tmp_path / "cameras.toml"
     working, failing = SOURCES.split("[[sources]]")[:0:-1]
     sink = f'[[sinks]]\nname = "log"\nurl = "{tmp_path / "log"}"\nclasses = ["cat"]\n'
-    cameras.write_text(f"[[sources]]{working}[[sources]]{failing}{sink}")
-    with serve(repository.path, f"--sources-file={cameras}") as server:
-        browser.open(server.url("/"))
+    with watched(browser, repository, f"[[sources]]{working}[[sources]]{failing}{sink}"):
         browser.wait("document.querySelector('#cameras-problem')?.textContent.startsWith(arguments[0])",
                      "Sink log: no source's model has class 'cat'")  # fmt: skip
         browser.wait("document.querySelector('#cameras-failed')?.textContent === '1 failed'")
@@ -694,24 +664,15 @@ def test_a_failed_camera_is_red_with_its_reason(browser: Any, repository: Any, t
         refusal = browser.run("return document.querySelector('#zones-refusal').innerText")
         assert "start it with --http-restricted-api=model-repository:admin-key=SECRET" in refusal
         assert browser.run("return document.querySelector('.zone-form').hidden")
-        browser.console()
-        browser.open("about:blank")
 
 
-def test_a_camera_shows_the_answers_to_its_questions_and_why_there_is_none(
-    browser: Any, repository: Any, tmp_path: Path
-) -> None:
-    shutil.copytree(ROOT / "model_repository/face_detection_yunet", repository.path / "face_detection_yunet")
+def test_a_camera_shows_the_answers_to_its_questions_and_why_there_is_none(browser: Any, repository: Any) -> None:
     (repository.add("vlm", VLM) / "1/model.py").write_text(VLM_CODE)
-    cameras = tmp_path / "cameras.toml"
-    cameras.write_text("[[sources]]" + SOURCES.split("[[sources]]")[2] + QUESTIONS)
-    with serve(repository.path, f"--sources-file={cameras}") as server:
-        browser.open(server.url("/"))
+    with watched(browser, repository, "[[sources]]" + SOURCES.split("[[sources]]")[2] + QUESTIONS):
         browser.wait("document.querySelector('.camera .answers')?.textContent.endsWith('visitor: Who is the face?')")
         browser.wait("document.querySelector('.camera .warning')?.textContent.startsWith(arguments[0])",
                      "Question parcel: Request for unknown model: 'absent'")  # fmt: skip
         assert browser.console() == []
-        browser.open("about:blank")
 
 
 def test_rows_are_gray_while_the_server_is_gone(browser: Any, repository: Any) -> None:

@@ -526,17 +526,3 @@ def test_an_example_without_its_arguments_prints_its_usage(name: str) -> None:
     ended = subprocess.run([program, EXAMPLES / file, *options], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert re.fullmatch(rf"usage: .*{re.escape(file)} .*\[HOST:PORT\]\n", ended.stderr)
-
-
-# Compiles the example once more; the command of the examples above does it in the fast part.
-@pytest.mark.full
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_the_example_in_cpp_without_its_arguments_prints_its_usage(tmp_path: Path) -> None:
-    run("g++", "-std=c++17", "-o", tmp_path / "infer", EXAMPLES / "infer.cpp")
-    ended = subprocess.run([tmp_path / "infer"], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (1, "usage: infer PICTURE [HOST [PORT]]\n")
-
-
-def test_the_ros2_example_compiles() -> None:
-    """It runs against a live ROS 2 only, which no test here has."""
-    compile((EXAMPLES / "ros2_detections.py").read_text(), "ros2_detections.py", "exec")

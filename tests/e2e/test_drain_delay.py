@@ -61,10 +61,3 @@ def test_a_stopping_server_is_not_ready_and_answers_during_the_drain_delay(repos
                 assert infer_over_grpc(newcomer) == 7
         # A second signal still means now.
         assert server.stop() == 128 + signal.SIGTERM
-
-
-def test_the_server_ends_once_the_delay_is_over(repository: Any) -> None:
-    repository.add("one", identity_config())
-    with serve(repository.path, "--drain-delay-secs=0.1") as server:
-        assert server.stop() == 0
-        assert "answering for 0.1 s more" in server.log()

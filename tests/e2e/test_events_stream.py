@@ -1,200 +1,53 @@
-"""The stream of events of a running server, and metrics and index that agree with it."""
+"""The stream of events of a running server: loads, failures, reloads and its end, as they happen."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-import queue
-import threading
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-import tritonclient.grpc
-
-from tests.kit.eventually import eventually
-from tests.kit.model_folder import parameters
 from tests.kit.models import identity_config
 from tests.kit.server import serve
 
-SLOW = parameters(stub_open_delay_ms="700")
-STUB = """
-backend: "stub"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_INT32 dims: [-1] }
-output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [-1] }
-"""
 
-
-class Stream:
-    """Follows the events on a thread."""
-
-    def __init__(self, server: Any) -> None:
-        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._connection = http.client.HTTPConnection(server.http, timeout=60)
-        self._connection.request("GET", "/edge/v1/events")
-        self._answer = self._connection.getresponse()
-        assert self._answer.status == 200
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        for line in self._answer:
-            if line.startswith(b"data: "):
-                self.events.put(json.loads(line[6:]))
-
-    def until(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
-        """Return the events up to the first of that kind with these fields."""
-        seen = []
-        while True:
-            seen.append(self.events.get(timeout=30))
-            if seen[-1]["kind"] == kind and fields.items() <= seen[-1].items():
-                return seen
-
-    def join(self) -> None:
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-        self._connection.close()
-
-
-@pytest.fixture
-def explicit(repository: Any) -> Iterator[Any]:
+def test_loads_failures_reloads_and_drains_are_published_as_they_happen(repository: Any) -> None:
     repository.add("one", identity_config())
-    (repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
-    with serve(repository.path, "--model-control-mode=explicit", "--load-model=one") as server:
-        yield server
+    repository.add("broken", 'backend: "onnxruntime"', files={"1/model.onnx": b"not a model"})
+    with (
+        serve(repository.path, "--model-control-mode=explicit", "--load-model=one") as server,
+        contextlib.closing(http.client.HTTPConnection(server.http, timeout=60)) as connection,
+    ):
+        connection.request("GET", "/edge/v1/events")
+        answer = connection.getresponse()
+        assert answer.status == 200
+        events = (json.loads(line[6:]) for line in answer if line.startswith(b"data: "))
+        seen: list[dict[str, Any]] = []
 
+        def steps_until(kind: str, model: str | None = None) -> list[str]:
+            """Read up to the first event of that kind; return the steps of the model, or of "one", until then."""
+            steps = []
+            for event in events:
+                seen.append(event)
+                if event.get("model") == (model or "one"):
+                    steps.append(event["kind"].removeprefix("model."))
+                if event["kind"] == kind and event.get("model") == model:
+                    return steps
+            raise AssertionError(f"no {kind} among {seen}")
 
-@pytest.fixture(scope="module")
-def shared(module_repository: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One server for the tests that do not end it, with models for each of them."""
-    repository, other = module_repository, type(module_repository)(tmp_path_factory.mktemp("other"))
-    for name in ("slow", "slow_again"):
-        repository.add(name, STUB + SLOW)
-    (repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
-    for name in ("never", "serving", "gone", "twice"):
-        repository.add(name, identity_config())
-    other.add("twice", identity_config())
-    repository.add("unreadable", "this is no configuration")
-    (repository.path / "empty").mkdir()
-    for version in (1, 2):
-        repository.add("pinned", identity_config(), version)
-    flags = (f"--model-repository={other.path}", "--model-control-mode=explicit", "--load-model=serving")
-    with serve(repository.path, *flags) as server:
-        yield server
-        server.stop_cleanly()
+        def order(name: str, what: str) -> int:
+            return int(server.ask(f"/v2/repository/models/{name}/{what}", {})[0])
 
-
-def order(server: Any, name: str, what: str) -> tuple[int, Any]:
-    return server.ask(f"/v2/repository/models/{name}/{what}", {})
-
-
-def steps(events: list[dict[str, Any]], model: str) -> list[str]:
-    return [event["kind"].removeprefix("model.") for event in events if event.get("model") == model]
-
-
-def test_loads_failures_reloads_and_drains_are_published_as_they_happen(explicit: Any, repository: Any) -> None:
-    stream = Stream(explicit)
-    assert steps(stream.until("server.ready"), "one") == ["loading", "ready"]
-    assert order(explicit, "broken", "load")[0] == 400
-    failed = stream.until("model.failed", model="broken")
-    assert steps(failed, "broken") == ["loading", "failed"]
-    assert failed[-1]["reason"]
-    config = repository.path / "one" / "config.pbtxt"
-    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 4"))
-    assert order(explicit, "one", "load")[0] == 200
-    reload = stream.until("model.unloaded", model="one")
-    assert steps(reload, "one") == ["loading", "ready", "draining", "unloaded"]
-    assert order(explicit, "one", "unload")[0] == 200
-    last = stream.until("model.unloaded", model="one")
-    assert steps(last, "one") == ["draining", "unloaded"]
-    _, remembered = explicit.ask("/edge/v1/events?follow=false")
-    assert [event["number"] for event in remembered] == list(range(1, last[-1]["number"] + 1))
-    assert explicit.stop() == 0
-    stream.join()
-
-
-def test_the_index_is_correct_during_a_slow_load_over_http_and_grpc(shared: Any) -> None:
-    request = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
-    with tritonclient.grpc.InferenceServerClient(shared.grpc) as client:
-
-        def over_http() -> str:
-            _, entries = shared.ask("/v2/repository/index", {})
-            return next(entry.get("state", "") for entry in entries if entry["name"] == "slow")
-
-        def over_grpc() -> str:
-            return next(entry.state for entry in client.get_model_repository_index().models if entry.name == "slow")
-
-        assert (over_http(), over_grpc()) == ("", "")
-        done: list[tuple[int, Any]] = []
-        loading = threading.Thread(target=lambda: done.append(order(shared, "slow", "load")))
-        loading.start()
-        seen: list[str] = []
-        while not done:
-            # Each state is between two looks of the other protocol: a step back would be a contradiction.
-            seen += [over_http(), over_grpc()]
-            is_ready = client.is_model_ready("slow")
-            status = shared.infer("slow", request)[0]
-            if seen[-1] == "READY":
-                assert (is_ready, status) == (True, 200)
-            elif is_ready or status == 200:
-                assert over_http() == over_grpc() == "READY"
-        loading.join()
-        assert done[0][0] == 200
-        assert over_http() == over_grpc() == "READY"
-    ranks = ["", "LOADING", "READY"]
-    order_seen = [ranks.index(state) for state in seen]
-    assert order_seen == sorted(order_seen)
-    assert "LOADING" in seen
-
-
-def test_the_index_distinguishes_all_states(shared: Any) -> None:
-    def index() -> list[dict[str, str]]:
-        entries: list[dict[str, str]] = shared.ask("/v2/repository/index", {})[1]
-        return entries
-
-    for name in ("gone", "pinned"):
-        assert order(shared, name, "load")[0] == 200
-    assert order(shared, "gone", "unload")[0] == 200
-    for name in ("broken", "twice", "unreadable", "empty"):
-        assert order(shared, name, "load")[0] >= 400
-    assert shared.ask("/edge/v1/models/pinned/rollback", {})[0] == 200
-    # The version that no longer serves may still be closing, and the two looks below are at different moments.
-    assert eventually(lambda: "UNLOADING" not in [item.get("state") for item in index()])
-    told = {(item["name"], item.get("version")): (item.get("state"), item.get("reason", "")) for item in index()}
-    assert told["never", None] == (None, "")
-    assert told["serving", "1"] == ("READY", "")
-    assert told["gone", "1"] == ("UNAVAILABLE", "unloaded")
-    assert told["broken", "1"][0] == "UNAVAILABLE"
-    assert told["broken", "1"][1]
-    assert told["twice", None][0] == "UNAVAILABLE"
-    assert "more than one repository" in told["twice", None][1]
-    assert "line 1" in told["unreadable", None][1]
-    assert "no version directories" in told["empty", None][1]
-    assert told["pinned", "1"] == ("READY", "pinned to version 1")
-    with tritonclient.grpc.InferenceServerClient(shared.grpc) as client:
-        models = client.get_model_repository_index().models
-    assert {(item.name, item.version or None): (item.state or None, item.reason) for item in models} == told
-
-
-def test_a_model_stays_ready_in_the_index_while_its_successor_loads_slowly(shared: Any, module_repository: Any) -> None:
-    request = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
-    assert order(shared, "slow_again", "load")[0] == 200
-    config = module_repository.path / "slow_again" / "config.pbtxt"
-    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 4"))
-    done: list[tuple[int, Any]] = []
-    loading = threading.Thread(target=lambda: done.append(order(shared, "slow_again", "load")))
-    loading.start()
-    together = False
-    while not done:
-        _, entries = shared.ask("/v2/repository/index", {})
-        assert [entry["state"] for entry in entries if entry["name"] == "slow_again"] == ["READY"]
-        assert shared.infer("slow_again", request)[0] == 200
-        versions = shared.ask("/edge/v1/versions?model=slow_again")[1]["versions"]
-        states = [(item["state"], item["generation"]) for item in versions]
-        assert ("READY", 1) in states or ("READY", 2) in states
-        together = together or states == [("READY", 1), ("LOADING", 2)]
-    loading.join()
-    assert done[0][0] == 200
-    assert together, "the versions tell of both generations while there are both"
-    assert shared.ask("/v2/models/slow_again/config")[1]["max_batch_size"] == 4
+        assert steps_until("server.ready") == ["loading", "ready"]
+        assert order("broken", "load") == 400
+        assert steps_until("model.failed", "broken") == ["loading", "failed"]
+        assert seen[-1]["reason"]
+        repository.add("one", identity_config(batch=4))
+        assert order("one", "load") == 200
+        assert steps_until("model.unloaded", "one") == ["loading", "ready", "draining", "unloaded"]
+        assert order("one", "unload") == 200
+        assert steps_until("model.unloaded", "one") == ["draining", "unloaded"]
+        assert [event["number"] for event in seen] == list(range(1, seen[-1]["number"] + 1))
+        assert server.ask("/edge/v1/events?follow=false")[1] == seen
+        assert server.stop() == 0
+        assert not any(event.get("model") == "one" for event in events), "the stream ends with the server"

@@ -162,51 +162,6 @@ def test_a_release_with_which_the_server_ends_is_taken_back_at_the_second_start(
         assert "the server ended each time" in follow_report(server)["models"]["m"]["reason"]
 
 
-def test_a_rollout_goes_through_its_waves_and_stops_at_a_failure(publication: Publication) -> None:
-    other = publication.folder / "other"
-    other.mkdir()
-    rollout = publication.folder / "models" / "rollout.toml"
-    publication.publish(1.0)
-    with (
-        serve(publication.box, *publication.flags) as first,
-        serve(other, *publication.flags, "--box-id=box-8") as second,
-    ):
-        servers = (first, second)
-        assert eventually(lambda: [value(server) for server in servers] == [1.0, 1.0])
-
-        def lead(action: str, *more: str) -> subprocess.CompletedProcess[str]:
-            hosts = [server.http for server in servers]
-            return publication.edge("fleet", "rollout", action, "site", "--keys=keys", *more, *hosts)
-
-        rollout.write_text('waves = ["box-7", "all"]')
-        publication.publish(2.0)
-        assert eventually(lambda: value(first) == 2.0)
-        assert eventually(lambda: lead("status").returncode == 0)
-        assert value(second) == 1.0
-        assert "1 of 2: box-7" in lead("status").stdout
-        early = lead("continue", "--after-secs=3600")
-        assert "its wave lasts" in early.stdout
-        assert early.returncode == 1
-        assert "m/2: wave 2 of 2, all" in lead("continue").stdout
-        assert eventually(lambda: value(second) == 2.0)
-
-        publication.publish(3.0, 'raise RuntimeError("broken")')
-        assert eventually(lambda: "m/3 failed on box-7: " in lead("status").stdout)
-        refused = lead("continue")
-        assert (refused.returncode, "wave 2" in refused.stdout) == (1, False)
-        assert "m/3: withdrawn" in lead("rollback", "--model=m").stdout
-        assert eventually(lambda: follow_report(first)["models"]["m"]["state"] == "installed")
-        assert [value(server) for server in servers] == [2.0, 2.0]
-
-        publication.publish(4.0)
-        assert eventually(lambda: value(first) == 4.0)
-        assert "m/4: stopped; boxes that have it keep it" in lead("stop", "--model=m").stdout
-        assert [value(server) for server in servers] == [4.0, 2.0]
-        publication.publish(4.0)  # as cron does
-        assert "(stopped)" in lead("status").stdout
-        assert "wave 2" not in lead("continue").stdout
-
-
 def test_a_server_that_does_not_follow_is_named(publication: Publication) -> None:
     publication.publish(1.0)
     with serve(publication.box) as server:

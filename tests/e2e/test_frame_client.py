@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import pytest
-
 from edge_server.client import AioFrameStream, BackOff, Delivery, FrameResult, FrameStream, Returns, StreamError
 from tests.kit.models import BUNDLED, COFFEE, picture_sum_config
 from tests.kit.server import serve
@@ -72,34 +70,3 @@ def test_a_stream_continues_after_a_restart_of_the_server(
         counters = stream.counters()
     assert (counters.sent, counters.answered, counters.lost, counters.connections) == (2, 2, 0, len(broken) + 1)
     assert all(error.heals for error in broken)
-
-
-def test_the_asyncio_stream_continues_after_a_restart_of_the_server(
-    repository: Any, free_ports: Callable[[int], list[int]]
-) -> None:
-    repository.add("sum", SUM)
-
-    async def go(port: int) -> int:
-        async with AioFrameStream(f"127.0.0.1:{port}", "sum", back_off=QUICK) as stream:
-            results = stream.results()
-            for number in (1, 2):
-                server = serve(repository.path, f"--grpc-port={port}")
-                await asyncio.to_thread(server.__enter__)
-                try:
-                    stream.send(COFFEE.read_bytes(), frame_id=f"server {number}")
-                    result = await anext(results)
-                finally:
-                    await asyncio.to_thread(server.__exit__, None, None, None)
-                assert is_sum(result)
-                assert result.header.frame_id == f"server {number}"
-            return stream.counters().answered
-
-    assert asyncio.run(go(*free_ports(1))) == 2
-
-
-def test_an_unknown_model_is_reported(zoo: Any) -> None:
-    with FrameStream(zoo.grpc, "nope") as stream:
-        stream.send(COFFEE.read_bytes())
-        with pytest.raises(StreamError, match="nope") as told:
-            next(stream.results())
-    assert (told.value.status, told.value.heals) == ("NOT_FOUND", False)

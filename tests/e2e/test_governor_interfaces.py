@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-import yaml
-from tritonclient import grpc as triton_grpc
 
-from edge_server.client import Delivery, DropReason, Frame, FrameHeader, FrameResult, FrameStream
 from tests.kit.eventually import eventually
 from tests.kit.model_folder import parameters
-from tests.kit.models import identity_config, picture_sum_config
+from tests.kit.models import identity_config
 from tests.kit.server import serve
 
 SLOW = parameters(execute_delay_ms="20")
-EYES = picture_sum_config(stub_delay_ms=30)
+TEXT = "word " * 12
 
-MONITORING = Path(__file__).parents[2] / "fleet" / "monitoring"
 
 BULK = {
     "inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}],
@@ -38,10 +30,9 @@ BULK = {
 class MachineServer:
     """A server on a board, and the board."""
 
-    def __init__(self, server: Any, board: Any, eventually: Callable[..., bool]) -> None:
+    def __init__(self, server: Any, board: Any) -> None:
         self.server = server
         self.board = board
-        self.eventually = eventually
 
     def report(self) -> dict[str, Any]:
         status, answer = self.server.ask("/edge/v1/governor")
@@ -60,7 +51,7 @@ class MachineServer:
             seen.append(self.report())
             return condition(seen[-1])
 
-        assert self.eventually(holds, limit_s), seen[-1]
+        assert eventually(holds, limit_s), seen[-1]
         return seen[-1]
 
     def heat(self) -> dict[str, Any]:
@@ -75,59 +66,42 @@ class MachineServer:
         return [item for item in self.server.ask("/edge/v1/events?follow=false")[1] if item["kind"] == kind]
 
 
-@pytest.fixture
-def start(repository: Any, make_board: Any) -> Iterator[Callable[..., MachineServer]]:
-    """Starts a server with one slow model on a board."""
-    repository.add("slow", identity_config("FP32", "4", more=SLOW))
-    opened = []
-
-    def begin(name: str = "orin_nano_jp6", *flags: str) -> MachineServer:
-        board = make_board(name)
-        context = serve(repository.path, f"--sysfs-root={board.root}", "--governor-interval-ms=100", *flags)
-        opened.append(context)
-        return MachineServer(context.__enter__(), board, eventually)
-
-    yield begin
-    for context in opened:
-        context.__exit__(None, None, None)
-
-
 @pytest.fixture(scope="module")
-def start_shared(
+def start(
     boards: Any, module_repository: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., MachineServer]]:
-    """As `start`, for boxes that several tests use: those leave the temperature as they find it."""
+    """Starts a server on a board. Tests of a machine that others use leave its temperature as they find it."""
     module_repository.add("slow", identity_config("FP32", "4", more=SLOW))
-    module_repository.add("talker", 'backend: "scripted_llm"', files={"1/script.json": json.dumps({"answers": {}})})
-    module_repository.add("eyes", EYES)
+    script = json.dumps({"answers": {"talk": TEXT}, "step_s": 0.01})
+    module_repository.add("talker", 'backend: "scripted_llm"', files={"1/script.json": script})
     with contextlib.ExitStack() as stack:
 
         def begin(*flags: str) -> MachineServer:
             board = boards.Board("orin_nano_jp6", tmp_path_factory.mktemp("board") / "files")
             stack.callback(board.close)
             flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=100", *flags)
-            made = MachineServer(stack.enter_context(serve(module_repository.path, *flags)), board, eventually)
-            made.until(lambda report: report["temperature_c"] is not None)
+            made = MachineServer(stack.enter_context(serve(module_repository.path, *flags)), board)
+            assert eventually(lambda: not made.report()["enabled"] or made.report()["temperature_c"] is not None)
             return made
 
         yield begin
 
 
 @pytest.fixture(scope="module")
-def cool_machine(start_shared: Callable[..., MachineServer]) -> MachineServer:
-    return start_shared()
+def cool_machine(start: Callable[..., MachineServer]) -> MachineServer:
+    return start()
 
 
 @pytest.fixture(scope="module")
-def hot_machine(start_shared: Callable[..., MachineServer]) -> MachineServer:
-    hot = start_shared("--governor-load-wait-secs=1", "--model-control-mode=explicit", "--load-model=*")
+def hot_machine(start: Callable[..., MachineServer]) -> MachineServer:
+    hot = start("--governor-load-wait-secs=1", "--model-control-mode=explicit", "--load-model=*")
     hot.heat()
     return hot
 
 
 @pytest.fixture(scope="module")
-def limited_machine(start_shared: Callable[..., MachineServer]) -> MachineServer:
-    return start_shared("--allow-gpu-metrics=false", "--temperature-limit=60", "--power-budget-watts=12")
+def limited_machine(start: Callable[..., MachineServer]) -> MachineServer:
+    return start("--allow-gpu-metrics=false", "--temperature-limit=60", "--power-budget-watts=12")
 
 
 def status_of(server: Any, run_command: Callable[..., subprocess.CompletedProcess[str]]) -> str:
@@ -171,104 +145,47 @@ def test_heat_is_reported_by_every_interface(hot_machine: MachineServer, run_com
 def test_a_hot_machine_refuses_with_429_and_retry_after_and_stays_ready(hot_machine: MachineServer) -> None:
     statuses = [hot_machine.infer() for _ in range(60)]
     assert set(statuses) == {200, 429}
-    assert hot_machine.eventually(lambda: hot_machine.infer() == 429)
-    line = hot_machine.server.connection()
-    # Refused in a row: the store is empty now, and another one is as well.
-    for _ in range(50):
-        line.request("POST", "/v2/models/slow/infer", json.dumps(BULK))
-        reply = line.getresponse()
-        words = json.loads(reply.read())
-        if reply.status == 429:
-            break
-    assert reply.status == 429
-    assert "takes no more bulk requests for now: the box is HOT" in words["error"]
-    assert int(reply.headers["Retry-After"]) >= 1
-    assert reply.headers["Edge-Governor"] == "HOT"
-    for path in ("/v2/health/live", "/v2/health/ready"):
-        line.request("GET", path)
-        reply = line.getresponse()
-        reply.read()
-        assert reply.status == 200
-    assert reply.headers["Edge-Governor"] == "HOT"
-    line.close()
+    assert eventually(lambda: hot_machine.infer() == 429)
+    with contextlib.closing(hot_machine.server.connection()) as line:
+
+        def ask(method: str, path: str, body: str | None = None) -> tuple[int, Any, bytes]:
+            line.request(method, path, body)
+            reply = line.getresponse()
+            return reply.status, reply.headers, reply.read()
+
+        # Refused in a row: the store is empty now, and another one is as well.
+        answers = (ask("POST", "/v2/models/slow/infer", json.dumps(BULK)) for _ in range(50))
+        headers, text = next((headers, text) for status, headers, text in answers if status == 429)
+        assert "takes no more bulk requests for now: the box is HOT" in json.loads(text)["error"]
+        assert int(headers["Retry-After"]) >= 1
+        assert headers["Edge-Governor"] == "HOT"
+        for path in ("/v2/health/live", "/v2/health/ready"):
+            status, headers, _ = ask("GET", path)
+            assert status == 200
+        assert headers["Edge-Governor"] == "HOT"
     shed = {(item["class"], item["reason"]): item["count"] for item in hot_machine.report()["shed"]}
     assert shed["bulk", "heat"] >= statuses.count(429)
     assert hot_machine.metrics()['edge_shed_total{class="bulk",reason="heat"}'] == shed["bulk", "heat"]
 
 
-def test_grpc_refuses_with_resource_exhausted_and_the_state_in_a_trailer(hot_machine: MachineServer) -> None:
-    channel = grpc.insecure_channel(hot_machine.server.grpc)
-    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-    message = triton_grpc.service_pb2.ModelInferRequest(model_name="slow")
-    tensor = message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
-    tensor.contents.fp32_contents.extend([1, 2, 3, 4])
-    message.parameters["priority"].uint64_param = 3
-    refusals: list[grpc.RpcError] = []
-
-    def is_refused() -> bool:
-        try:
-            call(message.SerializeToString(), timeout=30)
-        except grpc.RpcError as error:
-            refusals.append(error)
-        return bool(refusals)
-
-    assert hot_machine.eventually(is_refused)
-    assert refusals[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    trailers = dict(refusals[0].trailing_metadata())
-    assert trailers["edge-governor"] == "HOT"
-    assert int(trailers["grpc-retry-pushback-ms"]) >= 50
-    channel.close()
-
-
 def test_a_machine_that_loses_all_sensors_continues_to_serve(start: Callable[..., MachineServer]) -> None:
     machine = start()
-    machine.until(lambda report: report["temperature_c"] is not None)
     machine.board.remove("/sys")
-    machine.until(lambda report: report["temperature_c"] is None and report["share"] <= 0.5)
+    report = machine.until(lambda report: report["temperature_c"] is None and report["share"] <= 0.5)
+    assert {"temperature", "power"} <= set(report["sensors_lost"])
     assert machine.server.get("/v2/health/ready")[0] == 200
     assert machine.infer() in (200, 429)
     assert machine.server.stop() == 0
     assert "Traceback" not in machine.server.log()
 
 
-def test_a_frame_stream_sends_the_state_with_each_result_and_each_drop(hot_machine: MachineServer) -> None:
-    def shed() -> float:
-        counts = {(item["class"], item["reason"]): item["count"] for item in hot_machine.report()["shed"]}
-        return counts.get(("bulk", "heat"), 0)
-
-    def frames() -> Iterator[Frame]:
-        """At least 40, and then until one is answered: the requests of other tests may have used up what is allowed."""
-        for seq in range(10_000):
-            if seq >= 40 and results:
-                return
-            yield Frame(FrameHeader(seq=seq), 8, 8, "rgb8", data=bytes(192))
-
-    results: list[FrameResult] = []
-    before = shed()
-    address = hot_machine.server.grpc
-    with FrameStream(address, "eyes", keeps_all=True, delivery=Delivery(priority=3, depth=4)) as stream:
-        results.extend(stream.results(frames()))
-    assert results
-    assert {result.governor for result in results} == {"HOT"}
-    assert all("to be kept at 95 °C" in result.governor_detail for result in results)
-    dropped = hot_machine.metrics()[f'edge_frame_dropped_total{{model="eyes",reason="{DropReason.GOVERNOR.name}"}}']
-    assert dropped > 0
-    assert shed() - before == dropped
-
-
 def test_tritons_gpu_metrics_exist_on_a_jetson(cool_machine: MachineServer) -> None:
     cool_machine.until(lambda report: report["energy_j"] is not None)
     metrics = cool_machine.metrics()
     label = '{gpu_uuid="igpu"}'
-    for name in (
-        "nv_gpu_utilization",
-        "nv_gpu_memory_total_bytes",
-        "nv_gpu_memory_used_bytes",
-        "nv_gpu_power_usage",
-        "nv_gpu_power_limit",
-        "nv_energy_consumption",
-    ):
-        assert metrics[name + label] > 0, name
+    names = ("gpu_utilization", "gpu_memory_total_bytes", "gpu_memory_used_bytes", "gpu_power_usage",
+             "energy_consumption")  # fmt: skip
+    assert all(metrics[f"nv_{name}{label}"] > 0 for name in names)
     assert metrics[f"nv_gpu_power_limit{label}"] == 25.0
 
 
@@ -283,15 +200,9 @@ def test_limits_are_those_of_the_flags_and_gpu_metrics_can_be_switched_off(limit
 
 
 def test_a_critical_machine_finishes_text_streams_but_starts_none_and_loads_no_model(
-    start: Callable[..., MachineServer], repository: Any
+    start: Callable[..., MachineServer], module_repository: Any
 ) -> None:
-    text = "word " * 12
-    repository.add(
-        "talker",
-        'backend: "scripted_llm"',
-        files={"1/script.json": json.dumps({"answers": {"talk": text}, "step_s": 0.01})},
-    )
-    machine = start("orin_nano_jp6", "--model-control-mode=explicit", "--load-model=*")
+    machine = start("--model-control-mode=explicit", "--load-model=*")
     chat = {"model": "talker", "messages": [{"role": "user", "content": "talk"}]}
     machine.until(lambda report: report["power_w"] is not None)
     # Until the energy of its tokens is known.
@@ -319,24 +230,15 @@ def test_a_critical_machine_finishes_text_streams_but_starts_none_and_loads_no_m
         lines = stream.read().decode().split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
     deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-2]]
-    assert "".join(delta.get("content", "") for delta in deltas) == text
-    repository.add("later", identity_config("FP32", "4"))
+    assert "".join(delta.get("content", "") for delta in deltas) == TEXT
+    module_repository.add("later", identity_config("FP32", "4"))
     status, answer = machine.server.ask("/v2/repository/models/later/load", {})
     assert status == 400
     assert "the box is CRITICAL" in answer["error"]
 
 
-def test_the_server_stops_while_a_load_waits_for_cooling(start: Callable[..., MachineServer], repository: Any) -> None:
-    machine = start("orin_nano_jp6", "--repository-poll-secs=1")
-    machine.board.set_temperature("tj-thermal", 98.5)
-    machine.until(lambda report: report["state"] == "HOT")
-    repository.add("late", identity_config("FP32", "4"))
-    assert machine.eventually(lambda: "waits for the box to cool" in machine.server.log())
-    assert machine.server.stop(timeout_s=15) == 0
-
-
 def test_without_a_governor_its_interfaces_are_absent(start: Callable[..., MachineServer], run_command: Any) -> None:
-    machine = start("orin_nano_jp6", "--governor=false")
+    machine = start("--governor=false")
     assert machine.report()["enabled"] is False
     assert "governor: off" in status_of(machine.server, run_command)
     line = machine.server.connection()
@@ -372,83 +274,3 @@ def test_without_a_governor_its_modules_are_not_imported(repository: Any) -> Non
     assert "edge_server.plugins.governor.running_plugin" not in without
     assert "pynvml" not in without
     assert "edge_server.plugins.governor.running_plugin" in with_governor
-
-
-# -- files in fleet/monitoring
-
-
-def expressions() -> Iterator[tuple[str, str]]:
-    """Every PromQL expression in the files, with its location."""
-    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
-    for panel in dashboard["panels"]:
-        for target in panel.get("targets", []):
-            yield f"panel {panel['title']}", target["expr"]
-    for group in yaml.safe_load((MONITORING / "alert-rules.yml").read_text())["groups"]:
-        for rule in group["rules"]:
-            yield f"alert {rule['alert']}", rule["expr"]
-
-
-WORDS = {
-    "histogram_quantile",
-    "sum",
-    "max",
-    "min",
-    "avg",
-    "by",
-    "rate",
-    "increase",
-    "changes",
-    "count",
-    "group",
-    "time",
-    "on",
-    "and",
-    "or",
-    "unless",
-    "absent",
-    "without",
-    "le",
-    "instance",
-}
-ONLY_AT_TIMES = {
-    "edge_variant_in_force",
-    "edge_joules_per_inference",
-    "edge_llm_joules_per_token",
-    "edge_governor_clock_cap_hertz",
-    "edge_certificate_expiry_timestamp_seconds",
-    "edge_disk_free_bytes",
-    "edge_disk_size_bytes",
-    "edge_source_running",
-}
-"""Families that have samples only once something happened, or with some options; those of the frame streams, too."""
-
-
-def test_every_metric_of_alerts_and_dashboard_is_on_the_metrics_page(cool_machine: MachineServer) -> None:
-    cool_machine.infer()
-    found = re.findall(r"^# TYPE ([\w:]+) (\w+)", cool_machine.server.read_metrics(), re.MULTILINE)
-    known = {f"{name}_bucket" if kind == "histogram" else name for name, kind in found} | ONLY_AT_TIMES | {"up"}
-    unknown = {}
-    for place, expression in expressions():
-        labels = r"\b(by|without|on|group_left)\s*\([^)]*\)"
-        bare = re.sub(rf"\{{[^}}]*\}}|\"[^\"]*\"|\[[^\]]*\]|offset \w+|{labels}", " ", expression)
-        names = set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", bare)) - WORDS
-        missing = {name for name in names - known if not name.startswith("edge_frame_")}
-        if missing:
-            unknown[place] = missing
-    assert unknown == {}
-
-
-@pytest.mark.full
-def test_promtool_accepts_the_metrics_page(cool_machine: MachineServer) -> None:
-    promtool = shutil.which(
-        "promtool", path=os.pathsep.join([os.environ.get("EDGE_TEST_PROMETHEUS", ""), *os.get_exec_path()])
-    )
-    if promtool is None:
-        pytest.skip("there is no promtool; tests/fleet/fetch_prometheus.sh brings one")
-    cool_machine.infer()
-    page = cool_machine.server.read_metrics()
-    done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True, check=False)
-    # Warnings about Triton's own names (counters without _total) end it with 3; a page that does not parse with 1.
-    assert done.returncode in (0, 3), done.stdout + done.stderr
-    ours = [line for line in done.stderr.splitlines() if line.startswith("edge_")]
-    assert ours == []

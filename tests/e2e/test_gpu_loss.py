@@ -6,16 +6,16 @@ once a file is there. Server, driver bindings, NVML's and repository are the tru
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kit.eventually import eventually
-from tests.kit.model_folder import parameters
+from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
+from tests.memory import fake_cuda
+from tests.plugins.governor import fake_nvml
 
 pytestmark = pytest.mark.full
 
@@ -75,37 +75,27 @@ output { name: "OUT" data_type: TYPE_FP32 dims: [2] }
 BODY = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
 
 
-def _load(name: str, path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
-
-
 class GpuMachine:
     """A machine with one GPU: the environment of a process, and the switch that breaks the GPU."""
 
     def __init__(self, folder: Path) -> None:
-        cuda = _load("fake_cuda_of_e2e", TESTS / "memory/fake_cuda/__init__.py")
-        nvml = _load("fake_nvml_of_e2e", TESTS / "plugins/governor/fake_nvml/__init__.py")
         libraries = folder / "libraries"
         libraries.mkdir()
-        self.cuda = cuda.FakeCuda(libraries)
-        nvml.build(libraries)
-        self.nvml = nvml.FakeNvml(folder / "nvml")
+        fake_nvml.build(libraries)
+        self.nvml = fake_nvml.FakeNvml(folder / "nvml")
         self.nvml.add_gpu(uuid=UUID)
         package = folder / "packages"
-        about = package / "doubling-1.dist-info"
-        about.mkdir(parents=True)
+        model_folder(
+            package / "doubling-1.dist-info",
+            files={
+                "METADATA": "Metadata-Version: 2.1\nName: doubling\nVersion: 1\n",
+                "entry_points.txt": "[edge_server.backends]\ndoubling = doubling:DoublingBackend\n",
+            },
+        )
         (package / "doubling.py").write_text(BACKEND)
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: doubling\nVersion: 1\n")
-        (about / "entry_points.txt").write_text("[edge_server.backends]\ndoubling = doubling:DoublingBackend\n")
         self.broken = folder / "broken"
         self.environment = {
-            **self.cuda.environment(),
+            **fake_cuda.FakeCuda(libraries).environment(),
             "FAKE_NVML_STATE": str(self.nvml.state),
             "PYTHONPATH": str(package),
             "BROKEN_GPU": str(self.broken),
@@ -164,38 +154,3 @@ def test_a_gpu_lost_by_nvml_ends_the_process_with_its_exit_code(repository: Any,
         assert server.process.wait(30) == 79
         assert "GPU 0 is lost to this process: NVML" in server.log()
         assert "GPU_LOST" in server.log()
-
-
-def test_the_process_continues_if_all_models_moved_to_another_device(repository: Any, machine: GpuMachine) -> None:
-    repository.add("any", CONFIG)
-    flags = ("--exit-on-gpu-loss=true", "--governor-interval-ms=100")
-    with serve(repository.path, *flags, environment=machine.environment) as server:
-        assert devices(server) == {"any": "GPU:0"}
-        machine.nvml.lose(0)
-        assert eventually(lambda: devices(server) == {"any": "CPU"})
-        assert server.infer("any", BODY)[0] == 200
-        assert server.get("/v2/health/ready")[0] == 200
-        assert server.stop() == 0
-
-
-def test_a_language_model_with_layers_on_a_gpu_is_counted_by_the_limit_of_its_memory(
-    repository: Any, machine: GpuMachine
-) -> None:
-    pytest.importorskip("xllamacpp", reason="needs xllamacpp, of the extra test-all")
-    machine.cuda.tell(used=900 << 20, total=1000 << 20)
-    layers = parameters(gpu_layers="1")
-    for name, line in (("on_gpu", layers), ("on_cpu", "")):
-        repository.add(name, f'backend: "llama_cpp"\n{line}')
-        (Path(repository.path) / name / "1/model.gguf").write_bytes((TESTS / "data/tiny_llm/tiny.gguf").read_bytes())
-
-    def reason(server: Any) -> str:
-        index = {item["name"]: item for item in server.ask("/v2/repository/index", {})[1]}
-        return str(index["on_gpu"].get("reason"))
-
-    flags = ("--model-load-gpu-limit=0:0.8", "--governor=false")
-    with serve(repository.path, *flags, environment=machine.environment) as server:
-        assert eventually(lambda: states(server)["on_cpu"] == "READY")
-        assert "memory limit set for GPU 0 has exceeded, model loading is rejected" in reason(server)
-        machine.cuda.tell(used=100 << 20, total=1000 << 20)
-        # The package of the tests has no CUDA.
-        assert eventually(lambda: "asks for GPU 0, but xllamacpp" in reason(server))

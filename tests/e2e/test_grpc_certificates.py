@@ -14,7 +14,6 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from edge_server.client import FrameStream, Tls
 from tests.kit.certificates import self_signed
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
@@ -37,34 +36,11 @@ def end_of(cert: Path) -> float:
     return ssl.cert_time_to_seconds(told.strip().removeprefix("notAfter="))
 
 
-class Files:
-    """The files that the server's flags name."""
-
-    def __init__(self, folder: Path) -> None:
-        self.key, self.cert, self.root = folder / "server.key", folder / "server.crt", folder / "clients.crt"
-
-    def hold(self, pair: tuple[Path, Path]) -> None:
-        for path, source in zip((self.key, self.cert), pair, strict=True):
-            path.write_bytes(source.read_bytes())
-
-    def flags(self, how: str) -> tuple[str, ...]:
-        return (
-            f"--grpc-use-ssl{how}", f"--grpc-server-cert={self.cert}", f"--grpc-server-key={self.key}",
-            f"--grpc-root-cert={self.root}",
-        )  # fmt: skip
-
-
-def connect(server: Any, trusted: Path, own: tuple[Path, Path] | None = None) -> triton.InferenceServerClient:
-    port = server.grpc.rpartition(":")[2]
-    key, chain = (None, None) if own is None else own
-    return triton.InferenceServerClient(
-        f"localhost:{port}",
-        ssl=True,
-        root_certificates=str(trusted),
-        private_key=key and str(key),
-        certificate_chain=chain and str(chain),
-        channel_args=[("grpc.use_local_subchannel_pool", 1)],
-    )
+def connect(server: Any, trusted: Path) -> triton.InferenceServerClient:
+    """Return a client with a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    address = f"localhost:{server.grpc.rpartition(':')[2]}"
+    return triton.InferenceServerClient(address, ssl=True, root_certificates=str(trusted), channel_args=options)
 
 
 def echoes(client: triton.InferenceServerClient) -> bool:
@@ -79,10 +55,11 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
 ) -> None:
     repository.add("same", identity_config())
     first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second", 40_000)
-    files = Files(tmp_path)
-    files.hold(first)
-    files.root.write_bytes(first[1].read_bytes())
-    with serve(repository.path, *files.flags("=true"), f"--grpc-transport={transport}") as server:
+    key, cert = tmp_path / "server.key", tmp_path / "server.crt"
+    key.write_bytes(first[0].read_bytes())
+    cert.write_bytes(first[1].read_bytes())
+    flags = ("--grpc-use-ssl=true", f"--grpc-server-cert={cert}", f"--grpc-server-key={key}")
+    with serve(repository.path, *flags, f"--grpc-root-cert={first[1]}", f"--grpc-transport={transport}") as server:
         host, _, port = server.grpc.partition(":")
 
         def shown() -> list[str]:
@@ -97,13 +74,13 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
         assert f"gRPC {server.grpc} with TLS; " in "\n".join(server.banner)
         with connect(server, first[1]) as old:
             assert echoes(old)
-            files.cert.write_bytes(second[1].read_bytes())
+            cert.write_bytes(second[1].read_bytes())
             server.process.send_signal(signal.SIGHUP)
             assert eventually(lambda: f"SIGHUP: {NAMES} is unchanged" in server.log())
-            assert f"TLS certificate '{files.cert}' and key '{files.key}' for gRPC cannot be used: " in server.log()
+            assert f"TLS certificate '{cert}' and key '{key}' for gRPC cannot be used: " in server.log()
             assert shown() == first[1].read_text().split()
             assert expiry() == end_of(first[1])
-            files.key.write_bytes(second[0].read_bytes())
+            key.write_bytes(second[0].read_bytes())
             server.process.send_signal(signal.SIGHUP)
             assert eventually(lambda: shown() == second[1].read_text().split())
             assert eventually(lambda: expiry() == end_of(second[1]))
@@ -112,61 +89,3 @@ def test_sighup_renews_the_certificate_of_grpc_unless_the_files_are_invalid(
             with connect(server, first[1]) as distrusting, pytest.raises(InferenceServerException, match="UNAVAILABLE"):
                 distrusting.is_server_live()
             assert echoes(old)
-
-
-def test_turning_tls_on_needs_a_restart_and_is_reported(repository: Any, tmp_path: Path) -> None:
-    repository.add("same", identity_config())
-    config = tmp_path / "config.toml"
-    config.write_text("")
-    with serve(repository.path, f"--config={config}") as server:
-        config.write_text(
-            '[http]\ntls_cert = "/no/c.pem"\ntls_key = "/no/k.pem"\n'
-            '[grpc]\nis_tls = true\nserver_cert = "/no/c.pem"\nserver_key = "/no/k.pem"\n'
-        )
-        server.process.send_signal(signal.SIGHUP)
-        late = "grpc.is_tls, grpc.server_cert, grpc.server_key, http.tls_cert, http.tls_key"
-        assert eventually(lambda: f"SIGHUP: changed, but needs a restart: {late}" in server.log())
-        assert server.get("/v2/health/ready")[0] == 200
-
-
-PICTURES = """
-backend: "identity"
-max_batch_size: 0
-input { name: "INPUT0" data_type: TYPE_UINT8 format: FORMAT_NHWC dims: [ 480, 640, 3 ] }
-output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ 480, 640, 3 ] }
-parameters { key: "image_color" value { string_value: "bgr" } }
-"""
-
-
-def test_a_frame_stream_shows_its_client_certificate(repository: Any, tmp_path: Path, run_command: Any) -> None:
-    repository.add("pictures", PICTURES)
-    files, camera = Files(tmp_path), make_certificate(tmp_path, "camera")
-    files.hold(make_certificate(tmp_path, "served"))
-    files.root.write_bytes(camera[1].read_bytes())
-    pictures = [np.random.default_rng(seed).integers(0, 256, (480, 640, 3), np.uint8) for seed in range(5)]
-    with serve(repository.path, *files.flags("-mutual")) as server:
-        address = f"localhost:{server.grpc.rpartition(':')[2]}"
-        known = Tls(files.cert, camera[1], camera[0])
-        with FrameStream(address, "pictures", tls=known, keeps_all=True) as stream:
-            found = list(stream.results(pictures))
-        assert [result.error for result in found] == [""] * 5
-        for picture, result in zip(pictures, found, strict=True):
-            assert (result.tensors[0].array == picture).all()
-
-        command = ("stream", f"--url={address}", "--model=pictures", "--source=pattern", "--frames=1")
-        own = (f"--tls-cert={camera[1]}", f"--tls-key={camera[0]}")
-        done = run_command(*command, f"--tls-root={files.cert}", *own)
-        assert done.returncode == 0, done.stderr
-        for options, message in (
-            ((f"--tls-root={files.cert}",), "want a client certificate (--tls-cert)?"),
-            (own, "(CERTIFICATE_VERIFY_FAILED): self-signed certificate; name the file of its certificate authority"),
-            ((f"--tls-root={camera[0]}",), f"{camera[0]}: expected certificates in a PEM file"),
-        ):
-            done = run_command(*command, *options)
-            assert (done.returncode != 0, message in done.stdout + done.stderr) == (True, True), (
-                done.stdout,
-                done.stderr,
-            )
-        address = server.grpc
-        done = run_command(*command[:1], f"--url={address}", *command[2:], f"--tls-root={files.cert}", *own)
-        assert "not valid for '127.0.0.1'; use a name or IP address of the certificate" in done.stdout + done.stderr

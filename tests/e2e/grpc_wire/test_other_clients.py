@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from edge_server.protocol import messages
+from tests.e2e.grpc_wire.wire import INFER, framed, numbers, repeat
 
 pytestmark = pytest.mark.full
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PROTOS = ROOT / "edge_server" / "protocol"
-INFER = "/inference.GRPCInferenceService/ModelInfer"
 NGHTTP2 = os.environ.get("EDGE_TEST_NGHTTP2", "")
 HEADERS = ("content-type: application/grpc", "te: trailers")
 
@@ -99,11 +99,11 @@ def test_old_and_new_versions_of_grpcio(target: Any, tmp_path: Path, requirement
     if done.returncode:
         pytest.skip(f"{requirement} is not to be had for this Python: {done.stderr.strip().splitlines()[-1:]}")
     say = {
-        "small": target.numbers(),
-        "large": target.numbers(count=6 << 20),
-        "unknown": target.numbers("nobody"),
-        "slow": target.numbers("slow"),
-        "repeat": target.repeat(range(1000), delay_ms=20),
+        "small": numbers(),
+        "large": numbers(count=6 << 20),
+        "unknown": numbers("nobody"),
+        "slow": numbers("slow"),
+        "repeat": repeat(range(1000), delay_ms=20),
     }
     words = tmp_path / "messages.json"
     words.write_text(json.dumps({name: base64.b64encode(data).decode() for name, data in say.items()}))
@@ -144,7 +144,7 @@ def program(name: str) -> list[str]:
 @pytest.fixture
 def body(target: Any, tmp_path: Path) -> Path:
     path = tmp_path / "request"
-    path.write_bytes(target.framed(target.numbers(count=64)))
+    path.write_bytes(framed(numbers(count=64)))
     return path
 
 
@@ -173,7 +173,7 @@ def test_all_requests_of_h2load_are_answered(
     # Headers, message and trailers of each answer.
     sizes = re.search(r"traffic: .*\((\d+)\) total, .*\((\d+)\) headers .*, .*\((\d+)\) data", output)
     assert sizes is not None, output
-    stream = target.connect().call("ModelInfer", target.numbers(count=64))
+    stream = target.connect().call("ModelInfer", numbers(count=64))
     assert int(sizes[3]) == 2000 * len(stream.data)
 
 

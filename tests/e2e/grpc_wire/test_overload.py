@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from edge_server.protocol import messages
+from tests.e2e.grpc_wire.wire import INFER, numbers
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
 Code = grpc.StatusCode
 
 # Calls have a deadline, and a machine that other tests keep busy answers thousands of calls late.
@@ -37,23 +37,11 @@ def answers_to(infers: list[Any], request: bytes, count: int) -> collections.Cou
     return ended
 
 
-# Over one connection all calls wait at once; those over many are also among the ten thousand below.
 @pytest.mark.parametrize("connections", [1, pytest.param(40, marks=pytest.mark.full)])
 def test_two_thousand_calls_at_once_are_all_answered(target: Any, connections: int) -> None:
     infers = [target.channel().unary_unary(INFER) for _ in range(connections)]
     for infer in infers:
-        infer(target.numbers(), timeout=30)
-    ended = answers_to(infers, target.numbers("batched", count=100), 2_000)
+        infer(numbers(), timeout=30)
+    ended = answers_to(infers, numbers("batched", count=100), 2_000)
     assert set(ended) <= {Code.OK, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE}, ended
     assert ended[Code.OK] > 0
-
-
-@pytest.mark.full
-def test_ten_thousand_calls_at_once_are_all_answered(target: Any) -> None:
-    infers = [target.channel().unary_unary(INFER) for _ in range(20)]
-    for infer in infers:
-        infer(target.numbers(), timeout=30)
-    for model in ("same", "batched"):
-        ended = answers_to(infers, target.numbers(model, count=100), 10_000)
-        assert set(ended) <= {Code.OK, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE}, (model, ended)
-        assert ended[Code.OK] > 0

@@ -292,6 +292,26 @@ def test_padding_is_dropped_6_1_and_6_2(serve: Serve) -> None:
     assert client.response(1) == b"ABC"
 
 
+def test_padding_opens_its_window_again_6_9_1(serve: Serve) -> None:
+    client = serve().connect()
+    client.send(client.headers(1, path="/wait"), DataFrame(1, b"x", pad_length=255, flags=["PADDED"]))
+    client.check_alive()
+    updates = [frame for frame in client.frames if isinstance(frame, WindowUpdateFrame) and frame.stream_id]
+    assert sum(frame.window_increment for frame in updates) == 257
+
+
+def test_data_of_a_stream_that_was_reset_opens_the_window_of_the_connection_again_6_9(serve: Serve) -> None:
+    server = serve()
+    client = server.connect()
+    client.send(client.headers(1, path="/wait"))
+    server.next_stream().stream.reset(Http2ErrorCode.CANCEL)
+    client.until(RstStreamFrame, 1)
+    data = DataFrame(1, bytes(16384)).serialize() * 256
+    for _ in range(17):  # A quarter of the window, and a little more.
+        client.send(data)
+    assert client.until(WindowUpdateFrame, 0).window_increment >= 64 << 20
+
+
 def test_settings_and_pings_are_acknowledged_6_5_and_6_7(serve: Serve) -> None:
     client = serve().connect()
     client.send(SettingsFrame(settings={4: 100}), PingFrame(0, b"12345678"))

@@ -744,6 +744,20 @@ def test_no_sequence_of_many_clients_changes_its_version_while_a_canary_comes_an
     assert [own[-1] for own in clients] == [whole[1]] * 4
 
 
+def test_sequences_of_a_canary_go_on_when_it_is_taken_back_and_when_the_older_version_goes(core: Any) -> None:
+    canary = {"warmup_probe": "false", "canary_share": "0.5"}
+    load(core, versions=(1, 2), parameters=canary)
+    assert [step(core, number, 1, "+")[1].final().version for number in (1, 2)] == [1, 2]
+    core.table._end_trial(core.table.routes["m"].trial, "as told")
+    assert [step(core, number, 1, "+")[1].final().version for number in (3, 4)] == [1, 1]
+    assert [step(core, number, 1)[1].final().version for number in (1, 2)] == [1, 2]
+    load(core, versions=(2,), parameters=canary)
+    assert answer(step(core, 2, 1)[1]) == 3
+    with pytest.raises(InvalidRequest, match="START flag"):
+        step(core, 1, 1)
+    assert step(core, 1, 1, "+")[1].final().version == 2
+
+
 # -- models that see requests ---------------------------------------------------------------------------------------
 
 
