@@ -249,7 +249,7 @@ case $words[1] in
       '*--name=[name of the model (default\: that of the file)]:NAME: ' \
       '*--model-repository=[repository to add it to (default\: the configured one, else model_repository ...]:DIR:_files' \
       '*--state-dir=[as for serve\: stores the times there, by which serve chooses the runtime of ...]:DIR:_files' \
-      '*--picture=[picture to try it on, of something that it detects (default\: a portrait, or ...]:FILE:_files' \
+      '*--picture=[picture to try it on, of something that it detects, or a folder of ...]:PATH:_files' \
       '*--choose=[if the file does not say what it is\: take number N of the report, as on a ...]:N: ' \
       '*:file:_files'
     ;;
@@ -482,6 +482,7 @@ case $words[1] in
       '*--precisions=[try these precisions only, in the spelling of the parameter `precision`]:A,B: ' \
       '*--profiles=[shapes of a TensorRT engine, each as input\:1x3x224x224,other\:1x8]:MIN OPT MAX: ' \
       '*--input-data=[inputs to use\: an array for each, samples first]:FILE.npz:_files' \
+      '*--picture=[picture of yours, or a folder of them\: other precisions are judged by their ...]:PATH:_files' \
       '*--objective=[(default\: latency)]:{latency,throughput,memory}:(latency throughput memory)' \
       '*--tolerance=[largest allowed difference, relative to an output'\''s largest magnitude]:X: ' \
       '*--min-top1=[smallest allowed fraction of samples with the reference'\''s best class]:X: ' \

@@ -26,7 +26,7 @@ from edge_server.plugins.add.new_model import (
     staging_folder,
 )
 from edge_server.plugins.add.picture_trial import PictureTrial, Reading
-from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_opening, try_runtimes
+from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_opening, try_precisions, try_runtimes
 from edge_server.plugins.add.text_models import (
     describe_missing_characters,
     find_recognisers,
@@ -36,6 +36,7 @@ from edge_server.plugins.add.text_models import (
 )
 from edge_server.plugins.add.text_trial import ReadLine, TextTrial, draw_page, drawn_lines, whole_picture
 from edge_server.plugins.add.written_config import unbatched_lines, write_config
+from edge_server.plugins.trials.precision_report import PrecisionReport
 from edge_server.plugins.trials.stored_times import store_times
 from edge_server.plugins.vision.demo_picture import PICTURE
 from edge_server.plugins.vision.layout_search import joins_rows_of_batch
@@ -107,17 +108,22 @@ class TriedModel(NamedTuple):
 
 
 class AddedModel(NamedTuple):
-    """A model in its place, its trial, and the layout that was chosen, None for none."""
+    """A model in its place, its trial, and the layout that was chosen, None for none.
+
+    `precisions`: how it does in other precisions, None if that was not tried.
+    """
 
     tried: TriedModel
     chosen: Reading | None
     folder: Path
+    precisions: PrecisionReport | None = None
 
 
 class Addition:
     """Addition of new models to one repository.
 
-    `picture` None: a portrait, or drawn lines for models of text. `settings` are the server's for each backend.
+    Layouts are tried on the first of `pictures`, precisions on all; without any on a portrait, or on drawn lines for
+    models of text. `settings` are the server's for each backend.
     `choose` returns the layout to configure, None for none. The times of the runtimes are stored in `times`,
     where a server finds them.
     """
@@ -125,13 +131,13 @@ class Addition:
     def __init__(
         self,
         repository: Path,
-        picture: Path | None,
+        pictures: Sequence[Path],
         settings: Mapping[str, Mapping[str, str]],
         choose: Callable[[TriedModel], Reading | None],
         times: RuntimeTimes,
     ) -> None:
         self._repository = repository
-        self._picture = picture
+        self._pictures = pictures
         self._settings = settings
         self._choose = choose
         self._times = times
@@ -154,7 +160,8 @@ class Addition:
                     tried = tried._replace(recognisers=find_recognisers(self._repository))
                 chosen = self._choose(tried)
                 self._configure(folder, tried, chosen)
-            return [AddedModel(tried, chosen, move_into_place(folder, self._repository))]
+                precisions = self._try_precisions(folder, tried, chosen, Path(scratch))
+            return [AddedModel(tried, chosen, move_into_place(folder, self._repository), precisions)]
 
     def _add_text_models(self, models: NewModels, name: str, staging: Path, scratch: Path) -> list[AddedModel]:
         detector, recogniser, notes = _sort_text_models(models, staging)
@@ -235,7 +242,7 @@ class Addition:
         picture = self._read_picture(is_text=True)
         try:
             if lines is None:
-                lines = drawn_lines() if self._picture is None else whole_picture(picture)
+                lines = drawn_lines() if not self._pictures else whole_picture(picture)
             trial = TextTrial(with_characters, picture, lines)
         except Unsupported as error:
             return TriedModel(files, spec, (reader,), (), (error.message,))
@@ -244,10 +251,10 @@ class Addition:
         return TriedModel(files, spec, (reader,), trials, (), trial.read(outputs))
 
     def _read_picture(self, *, is_text: bool) -> bytes:
-        if self._picture is None and is_text:
+        if not self._pictures and is_text:
             with contextlib.suppress(Unsupported):  # The trial of a picture says that there is no OpenCV.
                 return draw_page()
-        return (self._picture or PICTURE).read_bytes()
+        return (self._pictures[0] if self._pictures else PICTURE).read_bytes()
 
     def _try_runtimes(
         self, files: NewModelFiles, folder: Path, spec: ModelSpec, samples: Sequence[Tensors], scratch: Path
@@ -269,6 +276,18 @@ class Addition:
             times = {item.backend: min(item.times_ms, default=None) for item in tried.trials}
             disagreement = next((item.disagreement for item in tried.trials if item.disagreement), "")
             store_times(self._times, folder / "1" / tried.files.copies[0][1], times, disagreement)
+
+    def _try_precisions(
+        self, folder: Path, tried: TriedModel, chosen: Reading | None, scratch: Path
+    ) -> PrecisionReport | None:
+        """Try a configured model that takes pictures in other precisions, and store the result for its status."""
+        if chosen is None or chosen.match.task == "text" or not any(item.outputs for item in tried.trials):
+            return None
+        pictures = self._pictures or (PICTURE,)
+        found = try_precisions(folder.parent, folder.name, tried.trials, pictures, self._settings, scratch)
+        if found is not None:
+            self._times.put_precisions(folder / "1" / tried.files.copies[0][1], found.note)
+        return found
 
 
 def _sort_text_models(models: NewModels, staging: Path) -> tuple[NewModelFiles, NewModelFiles, Sequence[str]]:

@@ -18,7 +18,13 @@ from edge_server.plugin import own_plugins
 from edge_server.plugins.add.add_model import Addition, TriedModel
 from edge_server.plugins.add.new_model import check_is_free, check_name, find_sources
 from edge_server.plugins.add.picture_trial import Reading, decide
-from edge_server.plugins.add.printed_report import print_next_steps, print_report, print_undecided
+from edge_server.plugins.add.printed_report import (
+    print_next_steps,
+    print_precisions,
+    print_report,
+    print_undecided,
+)
+from edge_server.plugins.trials.picture_agreement import find_pictures
 from edge_server.repository.choice.backend_choice import describe_code
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 
@@ -37,8 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     name = options.name or models.files[0].name
     check_name(name)
     check_is_free(repository, name)
-    if options.picture is not None and not options.picture.is_file():
-        raise InvalidRequest(f"--picture={options.picture}: there is no such file")
+    pictures = () if options.picture is None else find_pictures(options.picture)
     # Before the files are opened: that alone may run their code.
     if code := describe_code(PurePath(target) for files in models.files for _, target in files.copies):
         print(f"edge-server add: {code}", file=sys.stderr)
@@ -47,11 +52,12 @@ def run(arguments: Sequence[str]) -> int:
 
         def choose(tried: TriedModel) -> Reading | None:
             busy.close()
-            return _choose(tried, repository, options.choose, has_picture=options.picture is not None)
+            return _choose(tried, repository, options.choose, has_picture=bool(pictures))
 
         times = RuntimeTimes(Path(config.repository.measurements_dir))
-        addition = Addition(repository, options.picture, config.backends, choose, times)
+        addition = Addition(repository, pictures, config.backends, choose, times)
         added = addition.add(models, options.name)
+    print_precisions(added[0].precisions, has_pictures=bool(pictures))
     print_next_steps(added)
     return ExitCode.OK
 
@@ -79,8 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         help="as for serve: stores the times there, by which serve chooses the runtime of the model",
     )  # fmt: skip
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE",
-        help="picture to try it on, of something that it detects (default: a portrait, or drawn lines of text)",
+        "--picture", type=Path, metavar="PATH",
+        help="picture to try it on, of something that it detects, or a folder of pictures: other precisions are tried "
+        "on all of them, the rest on the first (default: a portrait, or drawn lines of text)",
     )  # fmt: skip
     parser.add_argument(
         "--choose", type=int, metavar="N",
