@@ -250,6 +250,7 @@ case $words[1] in
       '*--model-repository=[repository to add it to (default\: the configured one, else model_repository ...]:DIR:_files' \
       '*--state-dir=[as for serve\: stores the times there, by which serve chooses the runtime of ...]:DIR:_files' \
       '*--picture=[picture to try it on, of something that it detects, or a folder of ...]:PATH:_files' \
+      '*--compare=[scores that your training program gives for the picture\: they choose the ...]:FILE.json:_files' \
       '*--choose=[if the file does not say what it is\: take number N of the report, as on a ...]:N: ' \
       '*:file:_files'
     ;;

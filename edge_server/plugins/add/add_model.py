@@ -27,6 +27,7 @@ from edge_server.plugins.add.new_model import (
 )
 from edge_server.plugins.add.picture_trial import PictureTrial, Reading
 from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_opening, try_precisions, try_runtimes
+from edge_server.plugins.add.score_comparison import ReferenceScores, ScoreComparison
 from edge_server.plugins.add.text_models import (
     describe_missing_characters,
     find_recognisers,
@@ -59,6 +60,7 @@ class TriedModel(NamedTuple):
     `notes` say why something was not recognised or not tried. `lines` are what a recogniser of text reads in the
     picture. `recognisers` are names of those that may read the lines of a text detector; `is_pair`: the only one
     is added with it. `is_unbatched`: it lists the rows of all pictures of a batch together, so that batches are off.
+    `comparison`: with the scores of the user's training program, None if there are none.
     """
 
     files: NewModelFiles
@@ -70,6 +72,7 @@ class TriedModel(NamedTuple):
     recognisers: Sequence[str] = ()
     is_pair: bool = False
     is_unbatched: bool = False
+    comparison: ScoreComparison | None = None
 
     @property
     def faster_backend(self) -> str:
@@ -123,7 +126,8 @@ class Addition:
     """Addition of new models to one repository.
 
     Layouts are tried on the first of `pictures`, precisions on all; without any on a portrait, or on drawn lines for
-    models of text. `settings` are the server's for each backend.
+    models of text. `reference`: what the model should answer to the first picture. `settings` are the server's for each
+    backend.
     `choose` returns the layout to configure, None for none. The times of the runtimes are stored in `times`,
     where a server finds them.
     """
@@ -135,7 +139,9 @@ class Addition:
         settings: Mapping[str, Mapping[str, str]],
         choose: Callable[[TriedModel], Reading | None],
         times: RuntimeTimes,
+        reference: ReferenceScores | None = None,
     ) -> None:
+        self._reference = reference
         self._repository = repository
         self._pictures = pictures
         self._settings = settings
@@ -151,6 +157,8 @@ class Addition:
         """
         with staging_folder(self._repository) as staging, tempfile.TemporaryDirectory(prefix="edge-add-") as scratch:
             if len(models.files) > 1:
+                if self._reference is not None:
+                    raise InvalidRequest("--compare: expected one model, given several")
                 return self._add_text_models(models, name, staging, Path(scratch))
             (files,) = models.files
             folder = copy_files(files, staging / (name or files.name))
@@ -221,13 +229,21 @@ class Addition:
         notes = [*trial.notes, *names.notes]
         if missing := describe_missing_characters(spec):
             notes.append(missing)
+        comparison = None
+        if self._reference is not None:
+            comparison = ScoreComparison(spec, trial.readings, picture, self._reference)
+        samples = [*trial.samples, *(comparison.samples if comparison is not None else ())]
         trials: Sequence[RuntimeTrial] = ()
         try:
-            trials = self._try_runtimes(files, folder, spec, trial.samples, scratch)
+            trials = self._try_runtimes(files, folder, spec, samples, scratch)
         except InvalidRequest as error:  # a Python model
             notes.append(f"not tried: {error.message}")
         outputs = next((item.outputs for item in trials if item.outputs), ())
-        return TriedModel(files, spec, trial.evaluate(outputs), trials, notes, is_unbatched=is_unbatched)
+        count = len(trial.samples)
+        if comparison is not None and outputs:
+            comparison.evaluate(outputs[count:])
+        readings = trial.evaluate(outputs[:count])
+        return TriedModel(files, spec, readings, trials, notes, is_unbatched=is_unbatched, comparison=comparison)
 
     def _try_recogniser(
         self,
