@@ -37,7 +37,7 @@ def report_precisions(
     equal = [trial for trial in trials if trial.is_measured and trial.facts.get("precision") == usual]
     usual_ms = min(usual_ms, *map(_shortest_ms, equal))
     lines: list[str] = []
-    notes: list[str] = []
+    compared: list[tuple[float, str]] = []
     best: CandidateTrial | None = None
     for trial in trials:
         candidate, agreement = trial.candidate, trial.agreement
@@ -50,12 +50,12 @@ def report_precisions(
         speed = f"{ratio:.1f} times as fast as {usual}" if ratio >= MIN_RATIO else f"not 20 % faster than {usual}"
         text = f"{speed} ({_shortest_ms(trial):.3g} and {usual_ms:.3g} ms): {agreement.text}{problem}"
         lines.append(f"{candidate.title}: {text}")
-        if ratio < MIN_RATIO:
-            continue
-        notes.append(f"{candidate.title} is {text}")
-        if not agreement.problem and (best is None or _shortest_ms(trial) < _shortest_ms(best)):
+        compared.append((ratio, f"{candidate.title} is {text}"))
+        agrees = not agreement.problem and ratio >= MIN_RATIO
+        if agrees and (best is None or _shortest_ms(trial) < _shortest_ms(best)):
             best = trial
-    note = "; ".join(notes) or f"no other is 20 % faster than {usual}"
+    faster = [text for ratio, text in compared if ratio >= MIN_RATIO] or [text for _, text in sorted(compared)[-1:]]
+    note = "; ".join(faster) or f"there is only {usual} here"
     advice = "" if best is None else _advise(best.candidate, stated_backend)
     return PrecisionReport(lines, advice, f"precision: {note}, measured {time.strftime('%Y-%m-%d')}")
 
