@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from edge_server.bounded_http import BoundedResponse, HttpClient
-from edge_server.cli.options import add_header_and_tls_files, float_range
+from edge_server.cli.options import (
+    GRPC_PORT,
+    HTTP_PORT,
+    URL_FORMS,
+    add_header_and_tls_files,
+    float_range,
+    replace_port,
+)
 from edge_server.config.setting import nearest
 from edge_server.default_tls import make_default_tls_context
 from edge_server.errors import SUGGESTION, InvalidRequest
@@ -45,8 +52,9 @@ def refuse_redirect(url: str, next_url: str) -> bool:
 def add_options(parser: argparse.ArgumentParser, timeout_s: float = 60.0) -> None:
     """Add --url and the options of `add_request_options`."""
     parser.add_argument(
-        "--url", default=DEFAULT_URL, type=server_url, help=f"HTTP address of the server; default: {DEFAULT_URL}"
-    )
+        "--url", default=DEFAULT_URL, type=server_url, metavar="ADDRESS",
+        help=f"address of the server, which is asked over HTTP: {URL_FORMS}; default: {DEFAULT_URL}",
+    )  # fmt: skip
     add_request_options(parser, timeout_s)
 
 
@@ -221,14 +229,24 @@ def _error_message(response: BoundedResponse, url: str) -> str:
 
 
 def server_url(text: str) -> str:
-    """Return http://HOST:PORT without a trailing slash. Accepts HOST:PORT too, as tritonclient does."""
-    url = (text if "://" in text else f"http://{text}").rstrip("/")
+    """Return http://HOST:PORT without a trailing slash for the address of a server, see URL_FORMS.
+
+    That of gRPC is refused if its port is not the default one, because then nothing says which port HTTP has.
+    """
+    scheme, separator, netloc = text.rpartition("://")
+    if scheme in ("grpc", "grpcs"):
+        address = replace_port(netloc, GRPC_PORT, HTTP_PORT) or ""
+        url = f"{'https' if scheme == 'grpcs' else 'http'}://{address}"
+    elif not separator:
+        url = f"http://{replace_port(text.rstrip('/'), '', HTTP_PORT) or text}".rstrip("/")
+    else:
+        url = text.rstrip("/")
     try:
         parts = urllib.parse.urlsplit(url)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         # A user would become part of the name that is looked up, which tells the password to name servers.
         is_valid = is_valid and "@" not in parts.netloc
-        is_valid = is_valid and ("://" in text or parts.port is not None)
+        is_valid = is_valid and (bool(separator) or parts.port is not None)
     except ValueError:
         is_valid = False
     if not is_valid or not url.isprintable() or " " in url:

@@ -244,26 +244,74 @@ def parse_host_and_port(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-DEFAULT_GRPC_ADDRESS = "127.0.0.1:8001"
+HTTP_PORT, GRPC_PORT = "8000", "8001"
+"""Ports of a server that was started without options for them."""
+DEFAULT_GRPC_ADDRESS = f"127.0.0.1:{GRPC_PORT}"
+URL_FORMS = "HOST, HOST:PORT, or with http://, https://, grpc:// or grpcs://"
+"""What --url takes in every command. Without a port, or with the default one, the other protocol's is known."""
+
+
+def replace_port(netloc: str, known: str, port: str) -> str | None:
+    """Return HOST:`port` for HOST and HOST:`known`, another HOST:PORT as None."""
+    parts = re.fullmatch(r"(\[[^\[\]]+\]|[^\s:/@\[\]]+)(?::([0-9]+))?/?", netloc)
+    return f"{parts[1]}:{port}" if parts is not None and parts[2] in (None, known) else None
 
 
 def parse_grpc_address(text: str) -> str:
-    """Return HOST:PORT or unix:PATH. Refuses an HTTP address, whose port is another one."""
-    host, _, port = text.rpartition(":")
-    if not text.startswith("unix:") and ("/" in text or not host or not (port.isascii() and port.isdigit())):
+    """Return HOST:PORT or unix:PATH for the address of a server, see URL_FORMS. That of HTTP is refused if its port is
+    not the default one, because then nothing says which port gRPC has."""
+    if text.startswith("unix:"):
+        return text
+    scheme, separator, netloc = text.rpartition("://")
+    if scheme in ("http", "https"):
+        address = replace_port(netloc, HTTP_PORT, GRPC_PORT)
+    else:
+        address = replace_port(netloc, "", GRPC_PORT) or netloc
+    host, _, port = (address or "").rpartition(":")
+    is_known = not separator or scheme in ("http", "https", "grpc", "grpcs")
+    if address is None or not is_known or "/" in address or not host or not (port.isascii() and port.isdigit()):
         raise argparse.ArgumentTypeError(
             f"expected the address of the server's gRPC, HOST:PORT such as {DEFAULT_GRPC_ADDRESS}, got '{text}'"
         )
-    return text
+    return address
+
+
+def states_tls(text: str) -> bool:
+    """Return whether the address of a server asks for TLS."""
+    return text.startswith(("https://", "grpcs://"))
+
+
+class _GrpcAddressAction(argparse.Action):
+    """Stores the address, and turns --tls on for grpcs:// and https://."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        text = str(values)
+        try:
+            setattr(namespace, self.dest, parse_grpc_address(text))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        if states_tls(text):
+            if not hasattr(namespace, "tls"):
+                raise argparse.ArgumentError(self, f"expected an address without TLS for this command, got '{text}'")
+            namespace.tls = True
 
 
 def add_grpc_address(group: argparse._ActionsContainer) -> None:
     """Add --url for a command that speaks gRPC, as `address`, with the older name --address."""
-    option = group.add_argument(
-        "--url", dest="address", default=DEFAULT_GRPC_ADDRESS, type=parse_grpc_address, metavar="HOST:PORT",
-        help=f"gRPC address of the server; default: {DEFAULT_GRPC_ADDRESS}",
+    group.add_argument(
+        "--url", dest="address", default=DEFAULT_GRPC_ADDRESS, action=_GrpcAddressAction, metavar="ADDRESS",
+        help=f"address of the server, which is asked over gRPC: {URL_FORMS}; default: {DEFAULT_GRPC_ADDRESS}",
     )  # fmt: skip
-    add_alias(group, "--address", option)
+    _aliases.add("--address")
+    group.add_argument(
+        "--address", dest="address", default=argparse.SUPPRESS, action=_GrpcAddressAction, help=argparse.SUPPRESS
+    )
 
 
 def parse_header(text: str) -> tuple[str, str]:

@@ -127,7 +127,10 @@ def _resolve(
     )  # fmt: skip
     _remove_engine_settings(config, inspected, passed_over)
     notes, has_default_batch_size = _complete_config(config, model.name, inspected, options)
-    routine_notes = (*inspected.unlogged_notes, *inspected.notes, *notes)
+    unlogged_notes = inspected.unlogged_notes
+    if options.runtime_times is not None and (note := options.runtime_times.precision_note(inspected.file.path)):
+        unlogged_notes = (*unlogged_notes, note)
+    routine_notes = (*unlogged_notes, *inspected.notes, *notes)
     notes = (*inspected.notes, *inspected.skipped, *notes)
     metadata = _NOTHING
     if inspected.signature is not None and options.recognisers:
@@ -137,7 +140,7 @@ def _resolve(
     spec = replace(
         spec,
         outputs=tuple(item._replace(may_differ=item.name in unsure) for item in spec.outputs),
-        unlogged_notes=inspected.unlogged_notes,
+        unlogged_notes=unlogged_notes,
         routine_notes=routine_notes,
         has_default_batch_size=has_default_batch_size,
     )

@@ -205,7 +205,8 @@ def test_without_a_server_the_error_is_one_line(run_command: Edge, command: tupl
 
 @pytest.mark.parametrize("command", [("models",), ("status",), ("rollback", "one"), ("events",)])
 @pytest.mark.parametrize(
-    "address", ["nonsense", "ftp://127.0.0.1", "http://", "127.0.0.1:port", "box:8000 x", "http://me:pw@h:1"]
+    "address",
+    ["", "grpc://127.0.0.1:9001", "ftp://127.0.0.1", "http://", "127.0.0.1:port", "box:8000 x", "http://me:pw@h:1"],
 )
 def test_an_invalid_address_is_refused_before_a_request_is_sent(
     run_command: Edge, command: tuple[str, ...], address: str

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 import pytest
 
 from edge_server.cli import main
+from edge_server.cli.http_client import server_url
+from edge_server.cli.options import parse_grpc_address
 from edge_server.plugin import own_plugins
 from edge_server.plugins.cameras.commands import stream
 from edge_server.plugins.tuning import analyze, optimize, perf
@@ -112,3 +115,48 @@ def run(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[objec
     except SystemExit as error:
         code = error.code
     return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "http", "grpc"),
+    [
+        ("box", "http://box:8000", "box:8001"),
+        ("[::1]", "http://[::1]:8000", "[::1]:8001"),
+        ("http://box:8000/", "http://box:8000", "box:8001"),
+        ("https://box:8000", "https://box:8000", "box:8001"),
+        ("grpc://box:8001", "http://box:8000", "box:8001"),
+        ("grpcs://box", "https://box:8000", "box:8001"),
+        # As before: a port alone is that of the command's protocol.
+        ("box:9000", "http://box:9000", "box:9000"),
+        ("https://box", "https://box", "box:8001"),
+        # Nothing says which port the other protocol has.
+        ("http://box:9000", "http://box:9000", None),
+        ("grpc://box:9001", None, "box:9001"),
+        ("unix:/run/edge.sock", None, "unix:/run/edge.sock"),
+        ("ftp://box", None, None),
+        ("box/path", None, None),
+        ("", None, None),
+    ],
+)
+def test_one_address_of_a_server_is_understood_by_every_command(text: str, http: str | None, grpc: str | None) -> None:
+    for parse, expected in ((server_url, http), (parse_grpc_address, grpc)):
+        if expected is None:
+            with pytest.raises(argparse.ArgumentTypeError, match="expected"):
+                parse(text)
+        else:
+            assert parse(text) == expected
+
+
+def test_an_address_with_tls_turns_it_on_or_is_refused_by_a_command_without_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = stream._parser()
+    for url, is_secure in (("grpcs://box", True), ("https://box:8000", True), ("grpc://box", False), ("box", False)):
+        options = parser.parse_args([*NEEDED["stream"], f"--url={url}"])
+        assert (options.address, options.tls) == ("box:8001", is_secure)
+    with pytest.raises(SystemExit):
+        main.main(["ros", "replay", "a.mcap", "--model=m", "--url=grpcs://box"])
+    assert "--url: expected an address without TLS for this command, got 'grpcs://box'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main.main(["stream", *NEEDED["stream"], "--url=http://box:9000"])
+    assert "--url: expected the address of the server's gRPC" in capsys.readouterr().err

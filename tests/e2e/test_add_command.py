@@ -79,6 +79,28 @@ def test_an_export_is_served_with_its_labels_by_a_server_that_watches(
     assert "has version 1: choose another name with --name" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("tried_here")
+def test_other_precisions_are_tried_on_all_pictures_of_a_folder_and_none_is_turned_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(folder / "yolo11n.onnx", export(detect(), ULTRALYTICS))
+    pictures = folder / "pictures"
+    pictures.mkdir()
+    for name in ("a.jpg", "b.jpg"):
+        shutil.copy(COFFEE, pictures / name)
+    assert main(["add", "yolo11n.onnx", "--picture=pictures", "--state-dir=state"]) == 0
+    said = " ".join(capsys.readouterr().out.partition("Other precisions:")[2].split("wrote ")[0].split())
+    for precision in ("bf16", "f16"):
+        assert f"openvino {precision}: " in said
+    # A processor without the arithmetic says so.
+    assert said.count("boxes in 2 pictures found again") + said.count("does not offer precision") == 2, said
+    model = folder / "model_repository/yolo11n"
+    assert "precision" not in (model / "config.pbtxt").read_text().replace("# ", "")
+    assert RuntimeTimes(folder / "state").precision_note(model / "1/model.onnx").startswith("precision: ")
+    assert main(["add", "yolo11n.onnx", "--name=other", "--picture=none"]) == 2
+    assert "--picture=none: there is no such file or folder" in capsys.readouterr().err
+
+
 def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(server: Any) -> None:
     body = export(detect(), ULTRALYTICS).SerializeToString()
     status, answer = server.request("POST", "/edge/v1/new-models/sent.onnx", body)

@@ -11,7 +11,7 @@ _edge_server_words() {
     "events") echo --help --after --follow --no-follow --json --url --header --tls-root --tls-cert --tls-key --timeout ;;
     "rollback") echo --help --to --undo --url --header --tls-root --tls-cert --tls-key --timeout ;;
     "completion") echo bash zsh fish --help ;;
-    "add") echo --help --name --model-repository --state-dir --picture --choose ;;
+    "add") echo --help --name --model-repository --state-dir --picture --compare --choose ;;
     "stream") echo --help --model --model-version --url --source --transport --ca --fps --size --loop --frames --seconds --encoding --streams --name --returns --tensor --top-k --output --foxglove --json --depth --max-age-ms --deadline-ms --max-fps --priority --weight --header --tls-root --tls-cert --tls-key --tls ;;
     "view") echo --help --foxglove --url --header --tls-root --tls-cert --tls-key --timeout ;;
     "cameras") echo find --help ;;
@@ -29,7 +29,7 @@ _edge_server_words() {
     "ros") echo bridge replay ;;
     "ros bridge") echo --help --model --model-version --url --stream-id --class-numbers --transport --node-name --image-topic --compressed --detections-topic --classification-topic --annotated-topic --mask-topic --map-topic --detections3d-topic --vision-info-topic --label-info-topic --diagnostics-topic --depth-topic --camera-info-topic --depth-tolerance-ms --rectified --http-url --input-qos --output-qos --input-queue-size --output-queue-size --top-k --jpeg-quality --stamp-tells-age --depth --max-age-ms --deadline-ms --max-fps --weight --priority ;;
     "ros replay") echo --help --model --model-version --url --stream-id --class-numbers --topic --output --rate --return --top-k --namespace --streams --patience ;;
-    "optimize") echo --help --model-repository --model-version --model-config-name --runtimes --precisions --profiles --input-data --objective --tolerance --min-top1 --write --overwrite --json --runs --seconds --samples --timeout --memory-mb --memory-floor-mb --backend-config --engine-cache-dir --state-dir --config ;;
+    "optimize") echo --help --model-repository --model-version --model-config-name --runtimes --precisions --profiles --input-data --picture --objective --tolerance --min-top1 --write --overwrite --json --runs --seconds --samples --timeout --memory-mb --memory-floor-mb --backend-config --engine-cache-dir --state-dir --config ;;
     "perf") echo --help --model --model-version --concurrency --request-rate --frames --request-intervals --request-distribution --max-threads --streams --frame-size --batch-size --input-data --shape --seed --prompt --prompt-words --max-tokens --shared-memory --output-shared-memory-size --measurement-interval --measurement-request-count --stability-percentage --max-trials --protocol --url --metrics-url --timeout --header --tls-root --tls-cert --tls-key --tls --json --svg --quiet ;;
     "analyze") echo --help --model-repository --start-timeout --objective --latency-limit-ms --memory-limit-mb --power-limit-watts --difference-limit --runtimes --precisions --instances --threads --batch-sizes --request-batch-size --concurrency --input-data --shape --seed --measurement-interval --measurement-request-count --stability-percentage --max-trials --write --overwrite --json --svg ;;
   esac

@@ -185,7 +185,7 @@ case $words[1] in
       '*--json[print JSON]' \
       '*--expect=[exit with 1 unless this version serves, and its files have this SHA-256 ...]:MODEL=VERSION\[@DIGEST\]: ' \
       '*--wait=[ask again until nothing is wrong, unknown or loading, for at most SECONDS]:SECONDS: ' \
-      '*--url=[HTTP address of the server]:URL:_files' \
+      '*--url=[address of the server, which is asked over HTTP\: HOST, HOST\:PORT, or with ...]:ADDRESS: ' \
       '*--header=[header to send, such as a token or the key of a restricted API]:NAME=VALUE: ' \
       '*--tls-root=[TLS\: certificate authorities to trust instead of this machine'\''s (PEM)]:FILE:_files' \
       '*--tls-cert=[TLS\: certificate of this client (PEM)]:FILE:_files' \
@@ -198,7 +198,7 @@ case $words[1] in
       '*-h[show this help message and exit]' \
       '*--help[show this help message and exit]' \
       '*--json[print the server'\''s JSON response]' \
-      '*--url=[HTTP address of the server]:URL:_files' \
+      '*--url=[address of the server, which is asked over HTTP\: HOST, HOST\:PORT, or with ...]:ADDRESS: ' \
       '*--header=[header to send, such as a token or the key of a restricted API]:NAME=VALUE: ' \
       '*--tls-root=[TLS\: certificate authorities to trust instead of this machine'\''s (PEM)]:FILE:_files' \
       '*--tls-cert=[TLS\: certificate of this client (PEM)]:FILE:_files' \
@@ -214,7 +214,7 @@ case $words[1] in
       '*--follow[wait for new events]' \
       '*--no-follow[wait for new events]' \
       '*--json[print one JSON object per line]' \
-      '*--url=[HTTP address of the server]:URL:_files' \
+      '*--url=[address of the server, which is asked over HTTP\: HOST, HOST\:PORT, or with ...]:ADDRESS: ' \
       '*--header=[header to send, such as a token or the key of a restricted API]:NAME=VALUE: ' \
       '*--tls-root=[TLS\: certificate authorities to trust instead of this machine'\''s (PEM)]:FILE:_files' \
       '*--tls-cert=[TLS\: certificate of this client (PEM)]:FILE:_files' \
@@ -228,7 +228,7 @@ case $words[1] in
       '*--help[show this help message and exit]' \
       '*--to=[pin this version instead]:VERSION: ' \
       '*--undo[remove the pin]' \
-      '*--url=[HTTP address of the server]:URL:_files' \
+      '*--url=[address of the server, which is asked over HTTP\: HOST, HOST\:PORT, or with ...]:ADDRESS: ' \
       '*--header=[header to send, such as a token or the key of a restricted API]:NAME=VALUE: ' \
       '*--tls-root=[TLS\: certificate authorities to trust instead of this machine'\''s (PEM)]:FILE:_files' \
       '*--tls-cert=[TLS\: certificate of this client (PEM)]:FILE:_files' \
@@ -249,7 +249,8 @@ case $words[1] in
       '*--name=[name of the model (default\: that of the file)]:NAME: ' \
       '*--model-repository=[repository to add it to (default\: the configured one, else model_repository ...]:DIR:_files' \
       '*--state-dir=[as for serve\: stores the times there, by which serve chooses the runtime of ...]:DIR:_files' \
-      '*--picture=[picture to try it on, of something that it detects (default\: a portrait, or ...]:FILE:_files' \
+      '*--picture=[picture to try it on, of something that it detects, or a folder of ...]:PATH:_files' \
+      '*--compare=[scores that your training program gives for the picture\: they choose the ...]:FILE.json:_files' \
       '*--choose=[if the file does not say what it is\: take number N of the report, as on a ...]:N: ' \
       '*:file:_files'
     ;;
@@ -259,7 +260,7 @@ case $words[1] in
       '*--help[show this help message and exit]' \
       '*--model=[name of the model]:MODEL: ' \
       '*--model-version=[its version]:N: ' \
-      '*--url=[gRPC address of the server]:HOST\:PORT: ' \
+      '*--url=[address of the server, which is asked over gRPC\: HOST, HOST\:PORT, or with ...]:ADDRESS: ' \
       '*--source=[a video file, a folder of JPEG and PNG files, a camera (/dev/video0, ...]:WHAT: ' \
       '*--transport=[how the pictures of rtsp\:// come]:{tcp,udp,auto}:(tcp udp auto)' \
       '*--ca=[PEM file with the own certificate of a camera (rtsps\://, https\://), or that ...]:FILE:_files' \
@@ -295,7 +296,7 @@ case $words[1] in
       '*-h[show this help message and exit]' \
       '*--help[show this help message and exit]' \
       '*--foxglove=[listen here for Foxglove viewers]:HOST\:PORT: ' \
-      '*--url=[HTTP address of the server]:URL:_files' \
+      '*--url=[address of the server, which is asked over HTTP\: HOST, HOST\:PORT, or with ...]:ADDRESS: ' \
       '*--header=[header to send, such as a token or the key of a restricted API]:NAME=VALUE: ' \
       '*--tls-root=[TLS\: certificate authorities to trust instead of this machine'\''s (PEM)]:FILE:_files' \
       '*--tls-cert=[TLS\: certificate of this client (PEM)]:FILE:_files' \
@@ -396,7 +397,7 @@ case $words[1] in
       '*--max-tokens=[longest answer]:N: ' \
       '*--temperature=[0\: always the most likely token]:T: ' \
       '*--seed=[the same seed gives the same answers]:N: ' \
-      '*--url=[HTTP address of the server]:URL:_files' \
+      '*--url=[address of the server, which is asked over HTTP\: HOST, HOST\:PORT, or with ...]:ADDRESS: ' \
       '*--header=[header to send, such as a token or the key of a restricted API]:NAME=VALUE: ' \
       '*--tls-root=[TLS\: certificate authorities to trust instead of this machine'\''s (PEM)]:FILE:_files' \
       '*--tls-cert=[TLS\: certificate of this client (PEM)]:FILE:_files' \
@@ -428,7 +429,7 @@ case $words[1] in
       '*--help[show this help message and exit]' \
       '*--model=[name of the model]:MODEL: ' \
       '*--model-version=[0\: the newest served version]:N: ' \
-      '*--url=[gRPC address of the server]:HOST\:PORT: ' \
+      '*--url=[address of the server, which is asked over gRPC\: HOST, HOST\:PORT, or with ...]:ADDRESS: ' \
       '*--stream-id=[id of the stream in the server'\''s statistics]:ID: ' \
       '*--class-numbers[write class_id as a number even if the model has labels]' \
       '*--transport=[dds\: ROS 2 without a ROS installation (extra '\''ros'\'')]:{dds,rclpy,zenoh}:(dds rclpy zenoh)' \
@@ -482,6 +483,7 @@ case $words[1] in
       '*--precisions=[try these precisions only, in the spelling of the parameter `precision`]:A,B: ' \
       '*--profiles=[shapes of a TensorRT engine, each as input\:1x3x224x224,other\:1x8]:MIN OPT MAX: ' \
       '*--input-data=[inputs to use\: an array for each, samples first]:FILE.npz:_files' \
+      '*--picture=[picture of yours, or a folder of them\: other precisions are judged by their ...]:PATH:_files' \
       '*--objective=[(default\: latency)]:{latency,throughput,memory}:(latency throughput memory)' \
       '*--tolerance=[largest allowed difference, relative to an output'\''s largest magnitude]:X: ' \
       '*--min-top1=[smallest allowed fraction of samples with the reference'\''s best class]:X: ' \
@@ -531,8 +533,8 @@ case $words[1] in
       '*--max-trials=[largest number of windows]:N: ' \
       '*-i[chat\: streamed chats of OpenAI'\''s API with a language model]:{grpc,stream,http,chat}:(grpc stream http chat)' \
       '*--protocol=[chat\: streamed chats of OpenAI'\''s API with a language model]:{grpc,stream,http,chat}:(grpc stream http chat)' \
-      '*-u[address of the server for this protocol]:URL:_files' \
-      '*--url=[address of the server for this protocol]:URL:_files' \
+      '*-u[address of the server\: HOST, HOST\:PORT, or with http\://, https\://, grpc\:// ...]:ADDRESS: ' \
+      '*--url=[address of the server\: HOST, HOST\:PORT, or with http\://, https\://, grpc\:// ...]:ADDRESS: ' \
       '*--metrics-url=[metrics page of a remote server, for its processor time and memory\: ...]:URL:_files' \
       '*--timeout=[time limit for each answer]:SECONDS: ' \
       '*--header=[header to send, such as a token or the key of a restricted API]:NAME=VALUE: ' \

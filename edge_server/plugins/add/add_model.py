@@ -26,7 +26,8 @@ from edge_server.plugins.add.new_model import (
     staging_folder,
 )
 from edge_server.plugins.add.picture_trial import PictureTrial, Reading
-from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_opening, try_runtimes
+from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_opening, try_precisions, try_runtimes
+from edge_server.plugins.add.score_comparison import ReferenceScores, ScoreComparison
 from edge_server.plugins.add.text_models import (
     describe_missing_characters,
     find_recognisers,
@@ -36,6 +37,7 @@ from edge_server.plugins.add.text_models import (
 )
 from edge_server.plugins.add.text_trial import ReadLine, TextTrial, draw_page, drawn_lines, whole_picture
 from edge_server.plugins.add.written_config import unbatched_lines, write_config
+from edge_server.plugins.trials.precision_report import PrecisionReport
 from edge_server.plugins.trials.stored_times import store_times
 from edge_server.plugins.vision.demo_picture import PICTURE
 from edge_server.plugins.vision.layout_search import joins_rows_of_batch
@@ -58,6 +60,7 @@ class TriedModel(NamedTuple):
     `notes` say why something was not recognised or not tried. `lines` are what a recogniser of text reads in the
     picture. `recognisers` are names of those that may read the lines of a text detector; `is_pair`: the only one
     is added with it. `is_unbatched`: it lists the rows of all pictures of a batch together, so that batches are off.
+    `comparison`: with the scores of the user's training program, None if there are none.
     """
 
     files: NewModelFiles
@@ -69,6 +72,7 @@ class TriedModel(NamedTuple):
     recognisers: Sequence[str] = ()
     is_pair: bool = False
     is_unbatched: bool = False
+    comparison: ScoreComparison | None = None
 
     @property
     def faster_backend(self) -> str:
@@ -107,17 +111,23 @@ class TriedModel(NamedTuple):
 
 
 class AddedModel(NamedTuple):
-    """A model in its place, its trial, and the layout that was chosen, None for none."""
+    """A model in its place, its trial, and the layout that was chosen, None for none.
+
+    `precisions`: how it does in other precisions, None if that was not tried.
+    """
 
     tried: TriedModel
     chosen: Reading | None
     folder: Path
+    precisions: PrecisionReport | None = None
 
 
 class Addition:
     """Addition of new models to one repository.
 
-    `picture` None: a portrait, or drawn lines for models of text. `settings` are the server's for each backend.
+    Layouts are tried on the first of `pictures`, precisions on all; without any on a portrait, or on drawn lines for
+    models of text. `reference`: what the model should answer to the first picture. `settings` are the server's for each
+    backend.
     `choose` returns the layout to configure, None for none. The times of the runtimes are stored in `times`,
     where a server finds them.
     """
@@ -125,13 +135,15 @@ class Addition:
     def __init__(
         self,
         repository: Path,
-        picture: Path | None,
+        pictures: Sequence[Path],
         settings: Mapping[str, Mapping[str, str]],
         choose: Callable[[TriedModel], Reading | None],
         times: RuntimeTimes,
+        reference: ReferenceScores | None = None,
     ) -> None:
+        self._reference = reference
         self._repository = repository
-        self._picture = picture
+        self._pictures = pictures
         self._settings = settings
         self._choose = choose
         self._times = times
@@ -145,6 +157,8 @@ class Addition:
         """
         with staging_folder(self._repository) as staging, tempfile.TemporaryDirectory(prefix="edge-add-") as scratch:
             if len(models.files) > 1:
+                if self._reference is not None:
+                    raise InvalidRequest("--compare: expected one model, given several")
                 return self._add_text_models(models, name, staging, Path(scratch))
             (files,) = models.files
             folder = copy_files(files, staging / (name or files.name))
@@ -154,7 +168,8 @@ class Addition:
                     tried = tried._replace(recognisers=find_recognisers(self._repository))
                 chosen = self._choose(tried)
                 self._configure(folder, tried, chosen)
-            return [AddedModel(tried, chosen, move_into_place(folder, self._repository))]
+                precisions = self._try_precisions(folder, tried, chosen, Path(scratch))
+            return [AddedModel(tried, chosen, move_into_place(folder, self._repository), precisions)]
 
     def _add_text_models(self, models: NewModels, name: str, staging: Path, scratch: Path) -> list[AddedModel]:
         detector, recogniser, notes = _sort_text_models(models, staging)
@@ -214,13 +229,21 @@ class Addition:
         notes = [*trial.notes, *names.notes]
         if missing := describe_missing_characters(spec):
             notes.append(missing)
+        comparison = None
+        if self._reference is not None:
+            comparison = ScoreComparison(spec, trial.readings, picture, self._reference)
+        samples = [*trial.samples, *(comparison.samples if comparison is not None else ())]
         trials: Sequence[RuntimeTrial] = ()
         try:
-            trials = self._try_runtimes(files, folder, spec, trial.samples, scratch)
+            trials = self._try_runtimes(files, folder, spec, samples, scratch)
         except InvalidRequest as error:  # a Python model
             notes.append(f"not tried: {error.message}")
         outputs = next((item.outputs for item in trials if item.outputs), ())
-        return TriedModel(files, spec, trial.evaluate(outputs), trials, notes, is_unbatched=is_unbatched)
+        count = len(trial.samples)
+        if comparison is not None and outputs:
+            comparison.evaluate(outputs[count:])
+        readings = trial.evaluate(outputs[:count])
+        return TriedModel(files, spec, readings, trials, notes, is_unbatched=is_unbatched, comparison=comparison)
 
     def _try_recogniser(
         self,
@@ -235,7 +258,7 @@ class Addition:
         picture = self._read_picture(is_text=True)
         try:
             if lines is None:
-                lines = drawn_lines() if self._picture is None else whole_picture(picture)
+                lines = drawn_lines() if not self._pictures else whole_picture(picture)
             trial = TextTrial(with_characters, picture, lines)
         except Unsupported as error:
             return TriedModel(files, spec, (reader,), (), (error.message,))
@@ -244,10 +267,10 @@ class Addition:
         return TriedModel(files, spec, (reader,), trials, (), trial.read(outputs))
 
     def _read_picture(self, *, is_text: bool) -> bytes:
-        if self._picture is None and is_text:
+        if not self._pictures and is_text:
             with contextlib.suppress(Unsupported):  # The trial of a picture says that there is no OpenCV.
                 return draw_page()
-        return (self._picture or PICTURE).read_bytes()
+        return (self._pictures[0] if self._pictures else PICTURE).read_bytes()
 
     def _try_runtimes(
         self, files: NewModelFiles, folder: Path, spec: ModelSpec, samples: Sequence[Tensors], scratch: Path
@@ -269,6 +292,18 @@ class Addition:
             times = {item.backend: min(item.times_ms, default=None) for item in tried.trials}
             disagreement = next((item.disagreement for item in tried.trials if item.disagreement), "")
             store_times(self._times, folder / "1" / tried.files.copies[0][1], times, disagreement)
+
+    def _try_precisions(
+        self, folder: Path, tried: TriedModel, chosen: Reading | None, scratch: Path
+    ) -> PrecisionReport | None:
+        """Try a configured model that takes pictures in other precisions, and store the result for its status."""
+        if chosen is None or chosen.match.task == "text" or not any(item.outputs for item in tried.trials):
+            return None
+        pictures = self._pictures or (PICTURE,)
+        found = try_precisions(folder.parent, folder.name, tried.trials, pictures, self._settings, scratch)
+        if found is not None:
+            self._times.put_precisions(folder / "1" / tried.files.copies[0][1], found.note)
+        return found
 
 
 def _sort_text_models(models: NewModels, staging: Path) -> tuple[NewModelFiles, NewModelFiles, Sequence[str]]:

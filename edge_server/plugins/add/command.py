@@ -18,7 +18,15 @@ from edge_server.plugin import own_plugins
 from edge_server.plugins.add.add_model import Addition, TriedModel
 from edge_server.plugins.add.new_model import check_is_free, check_name, find_sources
 from edge_server.plugins.add.picture_trial import Reading, decide
-from edge_server.plugins.add.printed_report import print_next_steps, print_report, print_undecided
+from edge_server.plugins.add.printed_report import (
+    print_comparison,
+    print_next_steps,
+    print_precisions,
+    print_report,
+    print_undecided,
+)
+from edge_server.plugins.add.score_comparison import read_reference
+from edge_server.plugins.trials.picture_agreement import find_pictures
 from edge_server.repository.choice.backend_choice import describe_code
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 
@@ -27,7 +35,8 @@ _MAX_CHOICES = 9
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Add the model and print what was found. Return 0. Raises EdgeServerError."""
+    """Add the model and print what was found. Return 0, or 1 if its scores are not those of --compare. Raises
+    EdgeServerError."""
     options = _parser().parse_args(arguments)
     flags = [f"--state-dir={options.state_dir}"] if options.state_dir else []
     config = parse_serve(["--print-config", *flags], process_environment(), own_plugins()).config
@@ -37,8 +46,10 @@ def run(arguments: Sequence[str]) -> int:
     name = options.name or models.files[0].name
     check_name(name)
     check_is_free(repository, name)
-    if options.picture is not None and not options.picture.is_file():
-        raise InvalidRequest(f"--picture={options.picture}: there is no such file")
+    pictures = () if options.picture is None else find_pictures(options.picture)
+    if options.compare is not None and len(pictures) != 1:
+        raise InvalidRequest("--compare needs --picture=FILE, the picture that the scores are of")
+    reference = None if options.compare is None else read_reference(options.compare)
     # Before the files are opened: that alone may run their code.
     if code := describe_code(PurePath(target) for files in models.files for _, target in files.copies):
         print(f"edge-server add: {code}", file=sys.stderr)
@@ -47,13 +58,15 @@ def run(arguments: Sequence[str]) -> int:
 
         def choose(tried: TriedModel) -> Reading | None:
             busy.close()
-            return _choose(tried, repository, options.choose, has_picture=options.picture is not None)
+            return _choose(tried, repository, options.choose, has_picture=bool(pictures))
 
         times = RuntimeTimes(Path(config.repository.measurements_dir))
-        addition = Addition(repository, options.picture, config.backends, choose, times)
+        addition = Addition(repository, pictures, config.backends, choose, times, reference)
         added = addition.add(models, options.name)
+    problem = print_comparison(added[0])
+    print_precisions(added[0].precisions, has_pictures=bool(pictures))
     print_next_steps(added)
-    return ExitCode.OK
+    return ExitCode.FAILED if problem else ExitCode.OK
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,8 +92,14 @@ def _parser() -> argparse.ArgumentParser:
         help="as for serve: stores the times there, by which serve chooses the runtime of the model",
     )  # fmt: skip
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE",
-        help="picture to try it on, of something that it detects (default: a portrait, or drawn lines of text)",
+        "--picture", type=Path, metavar="PATH",
+        help="picture to try it on, of something that it detects, or a folder of pictures: other precisions are tried "
+        "on all of them, the rest on the first (default: a portrait, or drawn lines of text)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--compare", type=Path, metavar="FILE.json",
+        help="scores that your training program gives for the picture: they choose the preprocessing, or the report "
+        "says which mistake fits, and the exit code is 1",
     )  # fmt: skip
     parser.add_argument(
         "--choose", type=int, metavar="N",
@@ -93,6 +112,11 @@ def _choose(tried: TriedModel, repository: Path, number: int | None, *, has_pict
     """Print the report, and return the layout that is certain, that the user chooses by its number or on a terminal, or
     that the trial shows. Raises InvalidRequest for a number that is none in the report."""
     best = decide(tried.readings)
+    compared = tried.comparison
+    if compared is not None and compared.attempts and compared.attempts[0].fits and number is None:
+        usual = best or next((reading for reading in tried.readings if reading.is_usual and reading.is_shown), None)
+        if usual is not None and not usual.match.is_certain:
+            best = compared.choose(tried.readings, usual)
     shown = [reading for reading in tried.readings if reading.is_shown]
     shown = sorted(shown, key=lambda reading: reading is not best)[:_MAX_CHOICES]
     # A text detector with its recogniser is decided by the lines that it finds.

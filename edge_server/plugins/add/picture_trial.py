@@ -25,16 +25,16 @@ from edge_server.plugins.vision.resize import Color, FittedPicture
 
 MAX_SEEN = 5
 """Maximum number of detections and classes in a text."""
-_SCALES: Mapping[str, Mapping[str, str]] = {
+SCALES: Mapping[str, Mapping[str, str]] = {
     "pixels / 255": {"image_scale": "1/255"},
     "pixels 0 to 255": {"image_scale": "1"},
     "ImageNet's mean": {"image_scale": "1/255", "image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.224,0.225"},
     "-1 to 1": {"image_scale": "1", "image_mean": "127.5", "image_stddev": "127.5"},
 }
 """Usual scales of the values, by their name in the report."""
-_SCALE_KEYS = ("image_scale", "image_mean", "image_stddev")
-_COLORS = ("rgb", "bgr")
-_MAX_SAMPLE_BYTES = 128 << 20
+SCALE_KEYS = ("image_scale", "image_mean", "image_stddev")
+COLORS = ("rgb", "bgr")
+MAX_SAMPLE_BYTES = 128 << 20
 """Size of the inputs from which on no more scales and colours are tried."""
 MIN_SCORE = 0.4
 """Least score of something in the picture that speaks for a layout."""
@@ -71,9 +71,9 @@ class Reading(NamedTuple):
         parameters = self.match.parameters
         if self.match.is_certain or "image_color" not in parameters:
             return self.match.title
-        scale = {"image_scale": "1"} | {key: parameters[key] for key in _SCALE_KEYS if key in parameters}
+        scale = {"image_scale": "1"} | {key: parameters[key] for key in SCALE_KEYS if key in parameters}
         numbers = ", ".join(f"{key.removeprefix('image_')} {text}" for key, text in scale.items())
-        name = next((name for name, known in _SCALES.items() if known == scale), numbers)
+        name = next((name for name, known in SCALES.items() if known == scale), numbers)
         crop = ", cut to its middle" if parameters.get("image_fit") == "crop" else ""
         return f"{self.match.title}; {parameters['image_color']}, {name}{crop}"
 
@@ -82,7 +82,7 @@ class Reading(NamedTuple):
         """Whether it may be the right one, and not only a variant that saw nothing."""
         if self.match.is_certain:
             return True
-        is_classifier = self.class_score > 0 and self.match.parameters.get("image_color") == _COLORS[0]
+        is_classifier = self.class_score > 0 and self.match.parameters.get("image_color") == COLORS[0]
         return self.finding.is_possible and (self.is_usual or self.score > 0 or is_classifier)
 
     @property
@@ -150,13 +150,18 @@ class PictureTrial:
     def _fit_picture(self, picture: bytes) -> None:
         size_bytes = 0
         for reading in self._readings:
-            key = _image_parameters(reading.match)
-            if key in self._inputs or (size_bytes > _MAX_SAMPLE_BYTES and not reading.is_usual):
+            key = image_parameters(reading.match)
+            if key in self._inputs or (size_bytes > MAX_SAMPLE_BYTES and not reading.is_usual):
                 continue
-            images = make_image_plan(_with_match(self._spec, reading.match))
+            images = make_image_plan(with_match(self._spec, reading.match))
             if images is not None and images.color is not Color.DEPTH:
                 fitted = self._inputs[key] = _FittedSamples.make(self._spec.name, images, picture)
                 size_bytes += sum(array.nbytes for sample in fitted.samples for array in sample.values())
+
+    @property
+    def readings(self) -> Sequence[Reading]:
+        """The layouts before the trial."""
+        return self._readings
 
     @property
     def samples(self) -> list[Tensors]:
@@ -169,7 +174,7 @@ class PictureTrial:
         pairs = dict(zip(self._inputs, zip(outputs[::2], outputs[1::2], strict=True), strict=False))
         found = []
         for reading in self._readings:
-            key = _image_parameters(reading.match)
+            key = image_parameters(reading.match)
             if key in pairs:
                 reading = reading._replace(finding=self._try_match(reading.match, self._inputs[key], pairs[key]))
             found.append(reading)
@@ -177,7 +182,7 @@ class PictureTrial:
         return sorted(found, key=lambda one: (one.score, not one.finding.problems, one.is_usual), reverse=True)
 
     def _try_match(self, match: LayoutMatch, fitted: _FittedSamples, outputs: tuple[Tensors, Tensors]) -> TrialFinding:
-        spec = _with_match(self._spec, match)
+        spec = with_match(self._spec, match)
         decoder = make_perception_decoder(spec)
         if decoder is None:
             return TrialFinding()
@@ -260,25 +265,25 @@ def describe_choice(chosen: Reading, readings: Sequence[Reading]) -> str:
 def _variants(match: LayoutMatch) -> Iterator[Reading]:
     yield Reading(match, True, TrialFinding())
     parameters = match.parameters
-    if match.is_certain or parameters.get("image_color") not in _COLORS:
+    if match.is_certain or parameters.get("image_color") not in COLORS:
         return
-    others = {key: text for key, text in parameters.items() if key not in (*_SCALE_KEYS, "image_color")}
+    others = {key: text for key, text in parameters.items() if key not in (*SCALE_KEYS, "image_color")}
     if match.task == "classify" and others.pop("image_resize", ""):
         # Who does not train as torchvision does cuts no picture either.
         others["image_fit"] = "stretch"
         others.pop("image_interpolation", "")
-    for scale in _SCALES.values():
-        for color in _COLORS:
+    for scale in SCALES.values():
+        for color in COLORS:
             changed = {**scale, "image_color": color, **others}
             if changed != parameters:
                 yield Reading(match._replace(parameters=changed), False, TrialFinding())
 
 
-def _image_parameters(match: LayoutMatch) -> tuple[tuple[str, str], ...]:
+def image_parameters(match: LayoutMatch) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(item for item in match.parameters.items() if "image_" in item[0]))
 
 
-def _with_match(spec: ModelSpec, match: LayoutMatch) -> ModelSpec:
+def with_match(spec: ModelSpec, match: LayoutMatch) -> ModelSpec:
     return replace(spec, recognised=Recognised(match.parameters, match.labels, ""))
 
 

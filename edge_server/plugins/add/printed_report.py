@@ -20,6 +20,7 @@ from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_ch
 from edge_server.plugins.add.text_models import READER, find_unread_detectors
 from edge_server.plugins.add.written_config import describe_tensor, parameter_line
 from edge_server.plugins.policies.policy import recognise_policy
+from edge_server.plugins.trials.precision_report import PrecisionReport
 
 _WIDTH = 80
 _MAX_LINES = 4
@@ -192,11 +193,50 @@ def _print_trials(tried: TriedModel) -> None:
             say(f"{item.backend}: {'not opened: ' if tried.spec.is_decoupled else outcome}{reason}")
 
 
+def print_comparison(added: AddedModel) -> str:
+    """Print the scores of --compare beside ours. Return what is wrong, or ""."""
+    compared, chosen = added.tried.comparison, added.chosen
+    if compared is None:
+        return ""
+    ours = compared.attempt_of(chosen) if chosen is not None else next(iter(compared.attempts), None)
+    if ours is None:
+        problem = "The scores were not compared, as the model was not tried."
+    else:
+        labels = next(iter(chosen.match.labels.values()), ()) if chosen is not None else ()
+        labels = labels or compared.reference.labels
+        print()
+        titles = ("CLASS OR ELEMENT", "REFERENCE", "OURS" if chosen is not None else "NEAREST")
+        print(render(titles, compared.rows(ours, labels), sys.stdout))
+        print()
+        problem = compared.find_problem(ours, labels)
+        agrees = f"They agree: the largest difference is {ours.difference:.2g} of the greatest value"
+        remark = f", {ours.remark}" if ours.remark else ""
+        if not problem:
+            say(f"{agrees}{remark}.")
+    if problem:
+        say(problem)
+    return problem
+
+
+def print_precisions(found: PrecisionReport | None, *, has_pictures: bool) -> None:
+    """Print how a model does in other precisions. `has_pictures`: on those of the user."""
+    if found is None or not found.lines:
+        return
+    print()
+    say(
+        "Other precisions" + ("" if has_pictures else ", on a portrait; --picture=FOLDER takes pictures of yours") + ":"
+    )
+    for line in found.lines:
+        say(line)
+    if found.advice:
+        print(found.advice)
+
+
 def print_next_steps(added: Sequence[AddedModel]) -> None:
     """Print how to serve and to ask models that are in their place."""
     for item in added:
         print(f"{WROTE}{item.folder}")
-    tried, chosen, folder = added[0]
+    tried, chosen, folder, _ = added[0]
     spec = tried.spec
     print(f"\nServe it:\n  edge-server serve --model-repository={shlex.quote(str(folder.parent))}")
     name = shlex.quote(spec.name)

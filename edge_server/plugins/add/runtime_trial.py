@@ -1,11 +1,12 @@
 """Trial of a new model: runs it with each installed runtime, each in a process of its own, for outputs and times.
 
-The processes are those of `edge-server optimize`, which also tries other precisions and devices.
+The processes are those of `edge-server optimize`, which also tries other devices.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import NamedTuple
 
 from edge_server.backends import ONNX_ORDER
 from edge_server.backends.isolation.tensor_files import Tensors, load_tensors, save_tensors
-from edge_server.errors import BackendMissing, LoadError, OutOfMemory, Unsupported
+from edge_server.errors import BackendMissing, InvalidRequest, LoadError, OutOfMemory, Unsupported
 from edge_server.plugins.trials.candidate_process import ChildLimits
 from edge_server.plugins.trials.comparison import CandidateTrial, natural_trials
+from edge_server.plugins.trials.precision_report import PrecisionReport, report_precisions
 from edge_server.plugins.trials.stored_times import find_disagreement
 from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialRequest, make_plan
 
@@ -92,6 +94,50 @@ def try_runtimes(
         reasons = "".join(f"\n  {item.backend}: {item.reason}" for item in found)
         raise LoadError(f"no runtime opens it:{reasons}")
     return found
+
+
+def try_precisions(
+    root: Path,
+    name: str,
+    tried: Sequence[RuntimeTrial],
+    pictures: Sequence[Path],
+    settings: Mapping[str, Mapping[str, str]],
+    scratch: Path,
+) -> PrecisionReport | None:
+    """Run a model that takes pictures in each precision that its runtimes have on the processor, one after the other.
+
+    `tried` are those of `try_runtimes`. Returns None if there is only one precision, or none works. Raises
+    InvalidRequest for a picture that cannot be read.
+    """
+    environment = TrialEnvironment(settings, "", 0.0, scratch, lambda runtime: {})
+    plan = make_plan(TrialRequest(root, name), environment)
+    usual = plan.trials[0].candidate.precision
+    others = [trial for trial in plan.trials if trial.candidate.precision != usual and not trial.candidate.is_engine]
+    reference: CandidateTrial | None = None
+    expected: Sequence[Tensors] = ()
+    for trial in (plan.trials[0], *others) if others else ():
+        samples = scratch / "precision_samples.npz"
+        try:
+            trial.start(_LIMITS)
+            trial.execute("make_samples", to=str(samples), input="", count=1)
+            trial.execute("load_samples", **{"from": str(samples)})
+            trial.measure(rows=1, runs=RUNS, first=0, seconds=MAX_SECONDS)
+            found = trial.answer_pictures(pictures, scratch / "picture_answers.npz")
+        finally:
+            trial.kill()
+        if trial.kind == InvalidRequest.__name__:
+            raise InvalidRequest(trial.reason)
+        if reference is not None:
+            trial.compare_pictures(reference, expected, found)
+        elif found:
+            reference, expected = trial, found
+        else:
+            break
+    if reference is None:
+        return None
+    in_force = reference.facts["precision"]
+    equal = (min(item.times_ms) for item in tried if item.times_ms and item.precision == in_force)
+    return report_precisions((reference, *others), reference, plan.stated_backend, min(equal, default=math.inf))
 
 
 def try_opening(root: Path, name: str, settings: Mapping[str, Mapping[str, str]], scratch: Path) -> RuntimeTrial:

@@ -27,7 +27,8 @@ class Objective(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """Objective and limits. `tolerance` is the largest allowed relative difference of the outputs.
+    """Objective and limits. `tolerance` is the largest allowed relative difference of the outputs; of another precision
+    that was compared on pictures, those of `picture_agreement` hold instead.
 
     `min_top1` is the smallest allowed fraction of rows with the same best class as the reference.
     """
@@ -42,7 +43,10 @@ def rejection(trial: CandidateTrial, rule: SelectionRule) -> str:
     difference = trial.difference
     if difference is None:
         return "it gave no outputs"
-    if not difference.relative <= rule.tolerance:
+    if trial.agreement is not None and math.isfinite(difference.relative):
+        if trial.agreement.problem:
+            return trial.agreement.problem
+    elif not difference.relative <= rule.tolerance:
         return "beyond tolerance"
     if difference.top1 is not None and difference.top1 < rule.min_top1:
         return "too few best classes agree"

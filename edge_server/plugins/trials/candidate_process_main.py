@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from edge_server.backends import engine_backends, load_backend
 from edge_server.backends.base import Array, OpenJob, ServerCalls, Session, SessionInfo
 from edge_server.backends.isolation.isolated_session import IsolatedSession
@@ -27,11 +29,12 @@ from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Resolved
-from edge_server.errors import EdgeServerError, LoadError, OutOfMemory, Unsupported
+from edge_server.errors import EdgeServerError, InvalidRequest, LoadError, OutOfMemory, Unsupported
 from edge_server.memory.available_memory import MemoryFloor
 from edge_server.plugins.tensorrt.engine_order import Profile
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS, configured_profiles
 from edge_server.plugins.trials.candidate_engines import BuiltNotRun, CandidateEngines
+from edge_server.plugins.trials.picture_agreement import BOXES, SCORES, THRESHOLD
 from edge_server.plugins.trials.sample_inputs import (
     as_request,
     batch_of,
@@ -44,6 +47,8 @@ from edge_server.plugins.trials.sample_inputs import (
 from edge_server.plugins.trials.served_model import ServedModel
 from edge_server.plugins.trials.text_trial import generate_texts, peak_bytes
 from edge_server.plugins.trials.trial_commands import TrialModel, execute_commands
+from edge_server.plugins.vision.image_plan import required_image_plan
+from edge_server.plugins.vision.perception import make_perception_decoder
 from edge_server.plugins.vision.recognition import recognise
 from edge_server.repository.disk.scan import Scanner, with_config
 from edge_server.repository.resolve_version import ResolveOptions, resolve
@@ -138,6 +143,30 @@ class OpenedModel(TrialModel):
                 errors[number] = error.message
         save_tensors(Path(command["to"]), list(answered.values()))
         return {"answered": list(answered), "errors": errors}
+
+    def answer_pictures(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Run the model on each picture, and write what it makes of them to a file, see `picture_agreement`."""
+        images = required_image_plan(self.spec, "pictures")
+        decoder = make_perception_decoder(self.spec)
+        item = 0 if self.spec.max_batch_size > 0 else None
+        answers: list[Tensors] = []
+        for path in command["pictures"]:
+            try:
+                tensor, fit = images.fit_file(Path(path).read_bytes(), model=self.spec.name)
+            except (InvalidRequest, OSError) as error:
+                raise InvalidRequest(f"picture '{path}': {error}") from error
+            outputs = self.run({name: one.array for name, one in images.inputs(tensor).items()})
+            if decoder is not None and decoder.detections is not None:
+                found = decoder.detections.decode(outputs, item, fit, model=self.spec.name)
+                boxes = [(one.x_min, one.y_min, one.x_max, one.y_max, one.score, one.class_index) for one in found]
+                threshold = np.array([decoder.detections.declaration.score_threshold], np.float32)
+                answers.append({BOXES: np.array(boxes, np.float32).reshape(-1, 6), THRESHOLD: threshold})
+            elif decoder is not None and decoder.classes is not None:
+                answers.append({SCORES: decoder.classes.scores(outputs, item, model=self.spec.name)})
+            else:
+                answers.append(outputs)
+        save_tensors(Path(command["to"]), answers)
+        return {"count": len(answers)}
 
     def run(self, sample: Tensors) -> Tensors:
         request = as_request(self.spec, sample)

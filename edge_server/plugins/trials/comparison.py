@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edge_server.backends.isolation.tensor_files import load_tensors
+from edge_server.backends.isolation.tensor_files import Tensors, load_tensors
 from edge_server.core.output_difference import OutputDifference, compare_outputs
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
 from edge_server.plugins.trials.candidate import RuntimeCandidate
 from edge_server.plugins.trials.candidate_process import CandidateFailed, CandidateProcess, ChildLimits
 from edge_server.plugins.trials.edge_answers import EdgeAnswers
+from edge_server.plugins.trials.picture_agreement import PictureAgreement, compare_answers
 
 ROUNDS = 10
 """Rounds of measurement per batch size. In each round, all candidates run once."""
@@ -29,13 +30,14 @@ Report = Callable[[float, str], None]
 class RunLimits:
     """Runs per candidate and batch size: `runs`, for at most `seconds`. `sample_count` is the number of random samples.
 
-    `input_path` names a file with samples, or is "".
+    `input_path` names a file with samples, or is "". `pictures` are those on which precisions are compared.
     """
 
     runs: int
     seconds: float
     sample_count: int
     input_path: str = ""
+    pictures: tuple[Path, ...] = ()
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class CandidateTrial:
     """Process and results of one candidate. `job` is sent to the process. `times_ms` maps rows to the time of each run.
 
     If the candidate failed, `reason` and `kind` are the message and the class name of its error, otherwise "".
+    `agreement` is that of another precision than the reference's on pictures, None if none were compared.
     """
 
     candidate: RuntimeCandidate
@@ -54,6 +57,7 @@ class CandidateTrial:
     reason: str = ""
     kind: str = ""
     edge_answers: EdgeAnswers | None = None
+    agreement: PictureAgreement | None = None
     _child: CandidateProcess | None = None
 
     @property
@@ -104,6 +108,21 @@ class CandidateTrial:
         errors = {int(number): text for number, text in done["errors"].items()}
         self.edge_answers = EdgeAnswers(outputs, errors)
         to.unlink()
+
+    def answer_pictures(self, pictures: Sequence[Path], to: Path) -> Sequence[Tensors]:
+        """Return what the model makes of each picture, see `picture_agreement`; () if the candidate fails."""
+        if self.execute("answer_pictures", pictures=list(map(str, pictures)), to=str(to)) is None:
+            return ()
+        answers = load_tensors(to)
+        to.unlink()
+        return answers
+
+    def compare_pictures(
+        self, reference: CandidateTrial, expected: Sequence[Tensors], found: Sequence[Tensors]
+    ) -> None:
+        """Set `agreement` from the answers to the same pictures, if this is another precision than the reference's."""
+        if expected and found and self.facts.get("precision") != reference.facts.get("precision"):
+            self.agreement = compare_answers(expected, found)
 
     def read_memory(self) -> None:
         if self._child is not None:
@@ -230,7 +249,9 @@ class Comparison:
         return samples
 
     def _compare_outputs(self, samples: Mapping[str, Any]) -> CandidateTrial:
-        """Run all candidates on the samples and compare the outputs. Return the reference. Raises LoadError."""
+        """Run all candidates on the samples and compare the outputs. Return the reference.
+
+        Raises LoadError, and InvalidRequest for a picture that cannot be read, or a model that takes none."""
         answered: list[tuple[CandidateTrial, Path]] = []
         for number, trial in enumerate(self._trials):
             path = self._folder / f"answers-{number}.npz"
@@ -246,7 +267,18 @@ class Comparison:
         for trial, other in answered:
             trial.difference = compare_outputs(expected, load_tensors(other), bf16)
             other.unlink()
+        if self._run_limits.pictures:
+            self._compare_pictures(reference)
         return reference
+
+    def _compare_pictures(self, reference: CandidateTrial) -> None:
+        pictures, path = self._run_limits.pictures, self._folder / "picture_answers.npz"
+        expected = reference.answer_pictures(pictures, path)
+        if reference.kind == InvalidRequest.__name__:
+            raise InvalidRequest(reference.reason)
+        for trial in self._trials:
+            if trial is not reference:
+                trial.compare_pictures(reference, expected, trial.answer_pictures(pictures, path))
 
     def _measure(self, rows: int) -> None:
         runs = max(1, -(-self._run_limits.runs // ROUNDS))

@@ -74,6 +74,8 @@ class TrialPlan:
     file_name: str
     texts_at_once: int
     """Sequences that a language model in a GGUF file continues together, 0 for another model."""
+    stated_backend: str
+    """The backend or platform that the configuration names, or ""."""
 
 
 def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan:
@@ -123,7 +125,8 @@ def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan
         job = {**common, "runtime": candidate.runtime, "config_json": write_json(config), "scratch": str(scratch)}
         trials.append(CandidateTrial(candidate, job))
     left_out, file_name = candidate_list.left_out, candidate_list.file_name
-    return TrialPlan(model.path, version, tuple(trials), left_out, configs, file_name, texts_at_once)
+    stated = base.backend or base.platform
+    return TrialPlan(model.path, version, tuple(trials), left_out, configs, file_name, texts_at_once, stated)
 
 
 def _with_precisions(candidates: Sequence[RuntimeCandidate], precisions: Sequence[str]) -> list[RuntimeCandidate]:

@@ -33,6 +33,8 @@ from edge_server.plugins.trials.comparison import (
     natural_trials,
 )
 from edge_server.plugins.trials.device_listing import list_devices
+from edge_server.plugins.trials.picture_agreement import find_pictures
+from edge_server.plugins.trials.precision_report import report_precisions
 from edge_server.plugins.trials.stored_times import find_disagreement, shortest_times, store_texts, store_times
 from edge_server.plugins.trials.text_trial import compare_texts
 from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
@@ -73,6 +75,7 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         tuple(options.profiles or ()),
         config.repository.allows_external_links,
     )
+    pictures = tuple(find_pictures(options.picture.resolve())) if options.picture else ()
     rule = SelectionRule(Objective(options.objective), options.tolerance, options.min_top1)
     with tempfile.TemporaryDirectory(prefix="edge-optimize-") as folder:
         answer_s = float(options.timeout)
@@ -86,7 +89,7 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         if plan.texts_at_once:
             return _optimize_language_model(options, config, plan, limits, target, progress)
         inputs = str(options.input_data.resolve()) if options.input_data else ""
-        runs = RunLimits(options.runs, options.seconds, options.samples, inputs)
+        runs = RunLimits(options.runs, options.seconds, options.samples, inputs, pictures)
         comparison = Comparison(plan.trials, limits, runs, Path(folder), progress.show)
         try:
             outcome, chosen = comparison.run(lambda outcome: choose(outcome, rule))
@@ -94,6 +97,8 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
             progress.close()
     _print_report(options, plan, outcome, chosen, rule)
     _store_times(options, config, plan, outcome)
+    if pictures:
+        _report_precisions(options, config, plan, outcome)
     if chosen is None:
         print("edge-server optimize: no candidate is left to choose", file=sys.stderr)
         return ExitCode.FAILED
@@ -163,6 +168,21 @@ def _store_times(options: argparse.Namespace, config: ServerConfig, plan: TrialP
     if disagreement and not options.json:
         print(f"openvino gives other answers than onnxruntime, so a server uses it only by name: {disagreement}")
     _tell(options, config, store_times(store, file, shortest_times(trials), disagreement))
+
+
+def _report_precisions(
+    options: argparse.Namespace, config: ServerConfig, plan: TrialPlan, outcome: ComparisonResult
+) -> None:
+    """Print how other precisions do on the pictures, and store it for the server's status."""
+    found = report_precisions(outcome.trials, outcome.reference, plan.stated_backend)
+    file = plan.model_dir / str(plan.version) / plan.file_name
+    RuntimeTimes(Path(config.repository.measurements_dir)).put_precisions(file, found.note)
+    if options.json:
+        return
+    for line in found.lines:
+        print(clean(line))
+    if found.advice:
+        print(found.advice)
 
 
 def _tell(options: argparse.Namespace, config: ServerConfig, is_stored: bool) -> None:
@@ -269,6 +289,10 @@ def _parser() -> argparse.ArgumentParser:
         help="shapes of a TensorRT engine, each as input:1x3x224x224,other:1x8; random inputs have the OPT shape",
     )  # fmt: skip
     add("--input-data", type=Path, metavar="FILE.npz", help="inputs to use: an array for each, samples first")
+    add(
+        "--picture", type=Path, metavar="PATH",
+        help="picture of yours, or a folder of them: other precisions are judged by their answers to these",
+    )  # fmt: skip
     add("--objective", choices=[one.value for one in Objective], default="latency", help="(default: %(default)s)")
     add(
         "--tolerance", type=float_range(0), default=0.01, metavar="X",

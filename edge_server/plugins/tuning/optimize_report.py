@@ -103,6 +103,7 @@ def _as_json(
         "max_absolute_difference": None if difference is None else _finite(difference.absolute),
         "max_relative_difference": None if difference is None else _finite(difference.relative),
         "top1_agreement": None if difference is None else difference.top1,
+        "pictures": None if trial.agreement is None else trial.agreement._asdict(),
     }
 
 

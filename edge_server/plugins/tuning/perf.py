@@ -61,6 +61,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
+    if not options.protocol:
+        is_http = not options.address and options.url.startswith(("http://", "https://"))
+        options.protocol = "http" if is_http else "grpc"
     protocol = "grpc" if options.frames is not None else options.protocol
     is_http = protocol in ("http", "chat")
     try:
@@ -68,6 +71,7 @@ def _measure(options: argparse.Namespace) -> int:
         address = kinds.DEFAULT_GRPC_ADDRESS
         if not is_http and (options.address or options.url):
             address = kinds.parse_grpc_address(options.address or options.url)
+            options.tls = options.tls or kinds.states_tls(options.address or options.url)
     except argparse.ArgumentTypeError as error:
         raise InvalidRequest(f"--url with the protocol {protocol}: {error}") from None
     target = MeasuredServer(
@@ -377,14 +381,15 @@ def _add_connection(group: argparse._ArgumentGroup) -> None:
         "-i",
         "--protocol",
         choices=PROTOCOLS,
-        default="grpc",
-        help="chat: streamed chats of OpenAI's API with a language model; default: grpc",
+        default="",
+        help="chat: streamed chats of OpenAI's API with a language model; default: http if --url says so, else grpc",
     )
     group.add_argument(
         "-u",
         "--url",
         default="",
-        help=f"address of the server for this protocol; default: {kinds.DEFAULT_GRPC_ADDRESS} for grpc and stream, "
+        metavar="ADDRESS",
+        help=f"address of the server: {kinds.URL_FORMS}; default: {kinds.DEFAULT_GRPC_ADDRESS} for grpc and stream, "
         f"{DEFAULT_URL} for http and chat",
     )
     # An older name, for gRPC alone.

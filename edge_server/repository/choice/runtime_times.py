@@ -1,5 +1,5 @@
-"""Store of measurements: how long one inference of a model file takes with each runtime, on this machine, and whether
-the runtimes answer alike.
+"""Store of measurements: how long one inference of a model file takes with each runtime, on this machine, whether the
+runtimes answer alike, and how the model does in other precisions.
 
 They choose the runtime for an ONNX or GGUF file whose configuration states neither `backend` nor `platform`. An entry
 counts only for the same file content, the same processor and the same versions of the runtimes, and that of a language
@@ -79,6 +79,16 @@ class _Opened(NamedTuple):
     version: str
 
 
+class _Precisions(NamedTuple):
+    """How a file's model does in other precisions, as text for people."""
+
+    digest: str
+    size: int
+    stamp: str
+    processor: str
+    note: str
+
+
 class RuntimeTimes:
     """The store in one folder, which is made for the first entry. Thread-safe; several processes may use one folder.
 
@@ -92,6 +102,7 @@ class RuntimeTimes:
         self._read_at: FileStamp | None = None
         self._entries: tuple[_Entry, ...] = ()
         self._opened: tuple[_Opened, ...] = ()
+        self._precisions: tuple[_Precisions, ...] = ()
         self._unmeasured: dict[ModelFile, None] = {}
 
     @property
@@ -154,6 +165,39 @@ class RuntimeTimes:
             self._entries = (entry, *kept)[:MAX_ENTRIES]
             return self._write_entries()
 
+    def put_precisions(self, file: Path, note: str) -> bool:
+        """Store how a file's model does in other precisions here. Returns as `put`."""
+        try:
+            found = file.stat()
+            entry = _Precisions(_digest(file), found.st_size, _stamp(found), processor(), note)
+        except OSError as error:
+            log.warning("the trial of precisions for '%s' cannot be kept: %s", file, error)
+            return False
+        with self._lock:
+            self._read()
+            kept = [
+                item for item in self._precisions if (item.digest, item.processor) != (entry.digest, entry.processor)
+            ]
+            self._precisions = (entry, *kept)[:MAX_ENTRIES]
+            return self._write_entries()
+
+    def precision_note(self, file: Path) -> str:
+        """Return the note of `put_precisions` for a file on this processor, or "". Only a file of a size that was tried
+        is read."""
+        with self._lock:
+            self._read()
+            known = self._precisions
+        try:
+            found = file.stat()
+            near = [item for item in known if (item.size, item.processor) == (found.st_size, processor())]
+            if not near:
+                return ""
+            stamp = _stamp(found)
+            digest = next((item.digest for item in near if item.stamp == stamp), "") or _digest(file)
+        except OSError:
+            return ""  # the load reports it
+        return next((item.note for item in near if item.digest == digest), "")
+
     def has_opened(self, path: Path, backend: str) -> bool:
         """Return whether this version of a backend's runtime has opened a model's file or folder before. Raises
         OSError."""
@@ -182,7 +226,7 @@ class RuntimeTimes:
             return False
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _write(self._path, self._entries, self._opened)
+            _write(self._path, self._entries, self._opened, self._precisions)
         except OSError as error:
             self._is_in_memory = True
             log.warning("times of runtimes are kept in memory, as '%s' cannot be written: %s", self._path, error)
@@ -217,12 +261,13 @@ class RuntimeTimes:
             found = self._path.stat()
             if file_stamp(found) == self._read_at:
                 return
-            self._read_at, self._entries, self._opened = file_stamp(found), (), ()
+            self._read_at, self._entries, self._opened, self._precisions = file_stamp(found), (), (), ()
             content = json.loads(self._path.read_text(encoding="utf-8"))
             self._entries = tuple(_entry(item) for item in content["measurements"][:MAX_ENTRIES])
             self._opened = tuple(_opened(item) for item in content["opened"][:MAX_ENTRIES])
+            self._precisions = tuple(_precisions(item) for item in content.get("precisions", [])[:MAX_ENTRIES])
         except (FileNotFoundError, NotADirectoryError):
-            self._entries, self._opened = (), ()
+            self._entries, self._opened, self._precisions = (), (), ()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             # A file of an earlier server, for one.
             reason = f"it has no {error}" if isinstance(error, KeyError) else error
@@ -306,7 +351,13 @@ def _opened(item: Any) -> _Opened:
     return _Opened(digest, int(item["size"]), stamp, backend, version)
 
 
-def _write(path: Path, entries: Sequence[_Entry], opened: Sequence[_Opened]) -> None:
+def _precisions(item: Any) -> _Precisions:
+    """Return one entry of the file. Raises ValueError, KeyError or TypeError."""
+    digest, stamp, made_on, note = (str(item[key]) for key in ("digest", "stamp", "processor", "note"))
+    return _Precisions(digest, int(item["size"]), stamp, made_on, note)
+
+
+def _write(path: Path, entries: Sequence[_Entry], opened: Sequence[_Opened], precisions: Sequence[_Precisions]) -> None:
     """Keep the measurements. After a power cut they are repeated. Raises OSError."""
     measurements = [
         {
@@ -315,5 +366,9 @@ def _write(path: Path, entries: Sequence[_Entry], opened: Sequence[_Opened]) -> 
         }
         for item in entries
     ]  # fmt: skip
-    document = {"measurements": measurements, "opened": [item._asdict() for item in opened]}
+    document = {
+        "measurements": measurements,
+        "opened": [item._asdict() for item in opened],
+        "precisions": [item._asdict() for item in precisions],
+    }
     replace_file(path, json.dumps(document, indent=1).encode(), is_durable=False)

@@ -301,6 +301,23 @@ def test_an_unreachable_server_is_reported(measure: Any, wire: tuple[str, ...]) 
     assert "Traceback" not in done.errors
 
 
+def test_the_scheme_of_the_address_chooses_the_protocol_and_each_protocol_takes_both(
+    server: Any, command: Callable[..., Any]
+) -> None:
+    brief = ("--measurement-interval=150", "--measurement-request-count=5", "--max-trials=1")
+    for url, flags, protocol in (
+        (f"http://{server.http}", (), "http"),
+        (f"grpc://{server.grpc}", (), "grpc"),
+        (server.http, ("-i", "http"), "http"),
+    ):
+        done = command("perf", "-m", "slow", f"--url={url}", *flags, *brief)
+        assert done.code == 0, done.errors
+        assert done.report["protocol"] == protocol
+    done = command("perf", "-m", "slow", f"--url=http://{server.http}", "-i", "grpc", *brief)
+    assert done.code == 2
+    assert "--url with the protocol grpc: expected the address of the server's gRPC" in done.errors
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_picture_has_the_size_that_the_configuration_declares(measure: Any, protocol: str) -> None:
     done = measure("picture", "-i", protocol)

@@ -13,7 +13,6 @@ from edge_server.cli.status import NO_REPORT, read_report
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.fleet.reports.box_report import BoxReport, check_follow
 
-DEFAULT_PORT = 8000
 MAX_HOSTS = 1000
 
 
@@ -82,8 +81,7 @@ def read_hosts(given: Sequence[str]) -> list[str]:
     """Return the URLs of hosts and of files with hosts, each once. Raises ArgumentTypeError."""
     urls: list[str] = []
     for text in read_lines(given):
-        is_plain = "://" not in text and (":" not in text or text.endswith("]"))
-        url = http_client.server_url(f"{text}:{DEFAULT_PORT}" if is_plain else text)
+        url = http_client.server_url(text)
         if url not in urls:
             urls.append(url)
     if not 0 < len(urls) <= MAX_HOSTS:

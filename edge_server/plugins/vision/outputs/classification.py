@@ -9,7 +9,13 @@ import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.plugins.vision.outputs.output_parameters import Activation, ClassDeclaration
-from edge_server.plugins.vision.outputs.output_tensors import OutputTensor, activate, choose_output, select_top_k
+from edge_server.plugins.vision.outputs.output_tensors import (
+    FloatArray,
+    OutputTensor,
+    activate,
+    choose_output,
+    select_top_k,
+)
 from edge_server.protocol.frame_messages import ClassScore
 from edge_server.record import record
 
@@ -31,15 +37,19 @@ class ClassDecoder:
     ) -> tuple[ClassScore, ...]:
         """Return the `top_k` best classes, best first, of equals the lower index first. Scores that are not finite are
         omitted."""
-        values = self.tensor.select_floats(outputs, item, model=model).ravel()
-        if self.scale != 1.0:
-            values = values * self.scale
-        scores = activate(values, self.activation, axis=0) if values.size else values
+        scores = self.scores(outputs, item, model=model)
         indices = select_top_k(scores, -np.inf, top_k)
         return tuple(
             ClassScore(index, score, self.labels[index] if index < len(self.labels) else "")
             for index, score in zip(indices.tolist(), scores[indices].tolist(), strict=True)
         )
+
+    def scores(self, outputs: Mapping[str, npt.NDArray[Any]], item: int | None, *, model: str) -> FloatArray:
+        """Return the score of each class."""
+        values = self.tensor.select_floats(outputs, item, model=model).ravel()
+        if self.scale != 1.0:
+            values = values * self.scale
+        return activate(values, self.activation, axis=0) if values.size else values
 
 
 def make_class_decoder(spec: ModelSpec, declaration: ClassDeclaration) -> ClassDecoder | None:
