@@ -174,7 +174,10 @@ def server(browser: Any, board: Any, module_repository: Any) -> Iterator[Any]:
         'backend: "scripted_llm"',
         files={"1/script.json": json.dumps({"answers": {"What is an edge server?": ANSWER}, "step_s": 0.02})},
     )
-    flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200", "--cache-config=local,size=1048576")
+    flags = (
+        f"--sysfs-root={board.root}", "--governor-interval-ms=200", "--cache-config=local,size=1048576",
+        "--metrics-config=summary_latencies=true",
+    )  # fmt: skip
     with serve(module_repository.path, *flags) as running:
         yield running
         browser.open("about:blank")
@@ -283,16 +286,47 @@ def test_failed_models_are_first_and_more_than_twenty_are_folded(browser: Any, r
         browser.open("about:blank")
 
 
+def test_a_click_on_a_model_opens_its_card(page: Any, server: Any) -> None:
+    page.wait(f"{row('scale')}?.innerText.includes('READY')")
+    page.click('[data-model="scale"] .link')
+    page.wait("document.querySelector('#model-name').textContent === 'scale'")
+    # "Try it" is beside the table, and the card is as high as the window at most.
+    beside = "document.querySelector('#model').getBoundingClientRect().left >= "
+    assert page.run(f"return {beside}document.querySelector('#models-rows').getBoundingClientRect().right")
+    assert page.run("return !document.querySelector('#try').hidden")
+    asked = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    assert server.infer("scale", {"inputs": [asked]})[0] == 200
+    page.click('[data-part="model-curves"]')
+    for chart in ("model requests", "model median", "model most", "model waiting", "model queue"):
+        page.wait(f"document.querySelector('[data-chart=\"{chart}\"] .line')?.getAttribute('d').includes('L')")
+    value = "parseFloat(document.querySelector(`[data-chart='model ${arguments[0]}'] .value`).innerText)"
+    median, most = (page.run(f"return {value}", key) for key in ("median", "most"))
+    assert 0 <= median <= most
+    page.click('[data-part="model-tensors"]')
+    page.wait("/INPUT0\\s+FP32\\s+\\[-1, 4\\]/.test(document.querySelector('#model-tensors').innerText)")
+    page.click('[data-part="model-config"]')
+    text = page.run("return document.querySelector('#model-config pre').textContent")
+    assert "max_batch_size: " in text
+    assert "name: INPUT0, data_type: TYPE_FP32, dims: [4]" in text
+    page.click('[data-part="model-versions"]')
+    page.wait("/1\\s+READY\\s+load 1 of the model/.test(document.querySelector('#model-versions').innerText)")
+    page.click('[data-part="model-loads"]')
+    page.wait("document.querySelector('#model-loads').innerText.includes('scale version 1 is ready')")
+    assert page.run("return document.querySelector('#try').hidden")
+    page.click("#try-link")
+    page.wait("!document.querySelector('#try').hidden")
+
+
 def test_a_picture_dropped_on_the_form_is_classified(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"efficientnet_lite0\"]')")
-    page.click('[data-model="efficientnet_lite0"] .actions button')
+    page.wait(f"{row('efficientnet_lite0')}?.innerText.includes('READY')")
+    page.click('[data-model="efficientnet_lite0"] .link')
     page.wait("document.querySelector('#try-drop')")
     page.run(DROP, base64.b64encode(PICTURE.read_bytes()).decode())
     page.wait("document.querySelector('.scores')?.innerText.includes('espresso')")
 
 
 def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
-    page.click('[data-model="face_detection_yunet"] .actions button')
+    page.click('[data-model="face_detection_yunet"] .link')
     page.wait("document.querySelector('#try-drop')")
     face = ROOT / "edge_server/plugins/vision/demo.jpg"
     page.run(DROP, base64.b64encode(face.read_bytes()).decode())
@@ -301,16 +335,16 @@ def test_a_face_dropped_on_the_form_gets_a_box(page: Any) -> None:
 
 
 def test_a_picture_for_a_recognised_export_gets_boxes(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"yolo11n\"]')")
-    page.click('[data-model="yolo11n"] .actions button')
+    page.wait(f"{row('yolo11n')}?.innerText.includes('READY')")
+    page.click('[data-model="yolo11n"] .link')
     page.wait("document.querySelector('#try-drop')")
     page.run(DROP, base64.b64encode(PICTURE.read_bytes()).decode())
     page.wait("document.querySelector('.answer canvas')?.ariaLabel === 'The picture with 2 boxes'")
 
 
 def test_a_segmentation_mask_is_drawn_over_the_image(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"halves\"]')")
-    page.click('[data-model="halves"] .actions button')
+    page.wait(f"{row('halves')}?.innerText.includes('READY')")
+    page.click('[data-model="halves"] .link')
     page.wait("document.querySelector('#try-drop')")
     _, gray = cv2.imencode(".png", np.full((40, 40, 3), 100, np.uint8))
     page.run(DROP, base64.b64encode(bytes(gray)).decode())
@@ -326,7 +360,7 @@ def test_a_segmentation_mask_is_drawn_over_the_image(page: Any) -> None:
 def test_a_file_that_is_no_picture_is_answered_with_the_formats(server: Any, browser: Any, media_type: str) -> None:
     browser.open(server.url("/"))
     browser.wait(f"{row('efficientnet_lite0')}?.innerText.includes('READY')")
-    browser.click('[data-model="efficientnet_lite0"] .actions button')
+    browser.click('[data-model="efficientnet_lite0"] .link')
     browser.wait("document.querySelector('#try-drop')")
     browser.run(DROP.replace("image/jpeg", media_type), base64.b64encode(b"no picture").decode())
     reason = browser.wait("document.querySelector('#try-result .error')?.textContent")
@@ -336,8 +370,8 @@ def test_a_file_that_is_no_picture_is_answered_with_the_formats(server: Any, bro
 
 
 def test_a_prompt_is_answered_on_the_page(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"assistant\"]')")
-    page.click('[data-model="assistant"] .actions button')
+    page.wait(f"{row('assistant')}?.innerText.includes('READY')")
+    page.click('[data-model="assistant"] .link')
     page.wait("document.querySelector('#try-prompt')")
     page.run("document.querySelector('#try-prompt').value = arguments[0]", "What is an edge server?")
     page.click("#try-form button[type=submit]")
@@ -347,8 +381,8 @@ def test_a_prompt_is_answered_on_the_page(page: Any) -> None:
 
 
 def test_enter_sends_a_prompt_and_the_page_says_that_the_model_thinks(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"assistant\"]')")
-    page.click('[data-model="assistant"] .actions button')
+    page.wait(f"{row('assistant')}?.innerText.includes('READY')")
+    page.click('[data-model="assistant"] .link')
     page.wait("document.querySelector('#try-prompt')")
     script = """
     window.said = [];
@@ -371,8 +405,8 @@ def test_enter_sends_a_prompt_and_the_page_says_that_the_model_thinks(page: Any)
 
 
 def test_tensors_are_filled_and_their_request_can_be_copied(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"scale\"]')")
-    page.click('[data-model="scale"] .actions button')
+    page.wait(f"{row('scale')}?.innerText.includes('READY')")
+    page.click('[data-model="scale"] .link')
     page.wait("document.querySelector('#try-input-0-values')")
     page.run("document.querySelector('#try-input-0-values').value = '[1, 2.5, -3, 4]'")
     page.click("#try-form button[type=submit]")
@@ -387,8 +421,8 @@ def test_tensors_are_filled_and_their_request_can_be_copied(page: Any) -> None:
 
 
 def test_a_sequence_is_asked_from_its_first_request_to_its_last(page: Any) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"steps\"]')")
-    page.click('[data-model="steps"] .actions button')
+    page.wait(f"{row('steps')}?.innerText.includes('READY')")
+    page.click('[data-model="steps"] .link')
     page.wait("document.querySelector('#try-first')?.checked")
     for values, is_last in (("[1, 2, 3, 4]", False), ("[5, 6, 7, 8]", True), ("[9, 10, 11, 12]", True)):
         page.run("document.querySelector('#try-input-0-values').value = arguments[0]", values)
@@ -422,8 +456,8 @@ def copied(page: Any, title: str, folder: Path = ROOT) -> str:
 
 @pytest.mark.parametrize("fill", ["zeros", "random"])
 def test_large_inputs_are_filled_with_zeros_or_random_numbers(page: Any, fill: str) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"tensor\"]')")
-    page.click('[data-model="tensor"] .actions button')
+    page.wait(f"{row('tensor')}?.innerText.includes('READY')")
+    page.click('[data-model="tensor"] .link')
     page.wait("document.querySelector('#try-input-0')")
     page.run(
         "const fill = document.querySelector('#try-input-0'); fill.value = arguments[0];"
@@ -441,8 +475,8 @@ def test_large_inputs_are_filled_with_zeros_or_random_numbers(page: Any, fill: s
 def test_any_picture_fills_a_4_d_input_and_the_lines_shown_make_it_permanent(
     page: Any, server: Any, module_repository: Any
 ) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"tensor\"]')")
-    page.click('[data-model="tensor"] .actions button')
+    page.wait(f"{row('tensor')}?.innerText.includes('READY')")
+    page.click('[data-model="tensor"] .link')
     page.wait("document.querySelector('#try-drop')")
     picture = np.zeros((40, 80, 3), np.uint8)
     picture[:] = (40, 100, 200)  # blue, green, red
@@ -467,8 +501,8 @@ def test_any_picture_fills_a_4_d_input_and_the_lines_shown_make_it_permanent(
 def test_the_lines_shown_for_a_classifier_have_it_answer_with_classes(
     page: Any, server: Any, module_repository: Any
 ) -> None:
-    page.wait("document.querySelector('#try-model option[value=\"channels\"]')")
-    page.click('[data-model="channels"] .actions button')
+    page.wait(f"{row('channels')}?.innerText.includes('READY')")
+    page.click('[data-model="channels"] .link')
     page.wait("document.querySelector('#try-drop')")
     _, png = cv2.imencode(".png", np.full((40, 80, 3), (40, 200, 100), np.uint8))
     page.run(DROP, base64.b64encode(bytes(png)).decode())
@@ -479,8 +513,8 @@ def test_the_lines_shown_for_a_classifier_have_it_answer_with_classes(
     config.write_text(f"{config.read_text()}\n{lines}\n")
     page.wait("document.querySelector('#events').innerText.includes('channels version 1 is ready: generation 2')")
     page.open(server.url("/"))
-    page.wait("document.querySelector('#try-model option[value=\"channels\"]')")
-    page.click('[data-model="channels"] .actions button')
+    page.wait(f"{row('channels')}?.innerText.includes('READY')")
+    page.click('[data-model="channels"] .link')
     page.wait("document.querySelector('#try-drop')?.innerText.includes('JPEG, PNG')")
     page.run(DROP, base64.b64encode(bytes(png)).decode())
     assert page.wait("document.querySelector('.scores')?.innerText").startswith("green")
@@ -806,8 +840,10 @@ def test_two_readings_in_quick_succession_make_no_spike_in_the_curve(page: Any, 
 
 def test_without_a_key_the_page_offers_no_model_control(page: Any) -> None:
     page.wait(f"{row('scale')}?.innerText.includes('READY')")
-    labels = "[...document.querySelectorAll('.actions button:not([hidden])')].map((one) => one.textContent)"
-    assert set(page.run(f"return {labels}")) == {"Try"}
+    page.click('[data-model="scale"] .link')
+    page.click('[data-part="model-versions"]')
+    page.wait("document.querySelector('#model-versions tbody tr')")
+    assert page.run("return document.querySelectorAll('#model-actions button, #model-versions button').length") == 0
     assert page.run("return document.querySelector('#key').hidden")
 
 
@@ -823,7 +859,9 @@ def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(browser: Any, r
         browser.open(server.url("/"))
         browser.wait("document.querySelector('#events-note').textContent.includes('need a key')")
         browser.wait(f"{row('one')}?.innerText.includes('READY')")
-        assert browser.run("return document.querySelectorAll('.actions button:not([hidden])').length") == 2
+        browser.click('[data-part="model-versions"]')
+        browser.wait("document.querySelector('#model-versions').innerText === 'Versions need a key.'")
+        assert browser.run("return document.querySelectorAll('#model-actions button').length") == 0
         # Without the right to the index nobody can say how many there are.
         assert browser.run("return document.querySelector('#models-count').textContent") == "2 ready"
         browser.click("#key")
@@ -832,19 +870,27 @@ def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(browser: Any, r
         browser.wait("document.querySelector('#key-result').textContent.includes('does not accept')")
         browser.run(KEY, "")
         browser.type("#key-value", "open sesame\ue007")
-        browser.wait(f"{row('one')}?.querySelector('[aria-label=\"Unload one\"]:not([hidden])')")
+        browser.wait("document.querySelector('[aria-label=\"Unload one\"]')")
         browser.wait("document.querySelector('#events-note').hidden && document.querySelector('#events-list li')")
         browser.click('[aria-label="Unload one"]')
-        browser.wait(f"{row('one')}?.querySelector('[aria-label=\"Load one\"]:not([hidden])')")
+        browser.wait("document.querySelector('[aria-label=\"Load one\"]')")
         browser.click('[aria-label="Load one"]')
         browser.wait(f"{row('one')}?.innerText.includes('READY')")
-        browser.wait("document.querySelector('[aria-label=\"Roll back two\"]:not([hidden])')")
-        assert browser.run("return document.querySelector('[aria-label=\"Roll back one\"]').hidden")
-        browser.click('[aria-label="Roll back two"]')
+        browser.wait("document.querySelector('#model-versions tbody')?.innerText.includes('READY')")
+        assert browser.run("return document.querySelectorAll('#model-versions button').length") == 0
+        browser.click('[data-model="two"] .link')
+        browser.wait("document.querySelector('[aria-label=\"Roll back two to version 1\"]')")
+        assert browser.run("return document.querySelectorAll('#model-versions button').length") == 1
+        browser.click('[aria-label="Roll back two to version 1"]')
         browser.wait("document.querySelector('#models-rows').innerText.includes('pinned to version 1')")
         browser.wait("document.querySelector('li[data-kind=\"model.pinned\"]')")
-        browser.click('[aria-label="Remove the pin of two"]:not([hidden])')
+        browser.wait("document.querySelector('[aria-label=\"Remove the pin of two\"]')")
+        browser.click('[aria-label="Remove the pin of two"]')
         browser.wait("!document.querySelector('#models-rows').innerText.includes('pinned')")
+        browser.click('[data-part="model-loads"]')
+        browser.wait(
+            "/two version 1 is pinned[^]*two version 2 is ready/.test(document.querySelector('#model-loads').innerText)"
+        )
         # Repeated events are one entry, each kind can be chosen, and each is a sentence.
         browser.run(CROSSINGS)
         browser.click("#key")
@@ -954,7 +1000,11 @@ def test_axe_reports_no_serious_violation(page: Any, server: Any, size: tuple[in
     with camera(server):
         page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
         page.wait("document.querySelector('#try-form form, #try-drop')")
-        found = faults(page, Path(axe))
+        found = []
+        for part in page.run("return [...document.querySelectorAll('[data-part]')].map((one) => one.dataset.part)"):
+            page.click(f'[data-part="{part}"]')
+            page.wait("document.querySelector(`#${arguments[0]} *`)", part)
+            found += faults(page, Path(axe))
         page.open(server.url("/docs/api"))
         page.wait("document.querySelectorAll('.operation').length > 40")
         found += faults(page, Path(axe))
