@@ -251,6 +251,7 @@ case $words[1] in
       '*--state-dir=[as for serve\: stores the times there, by which serve chooses the runtime of ...]:DIR:_files' \
       '*--picture=[picture to try it on, of something that it detects (default\: a portrait, or ...]:FILE:_files' \
       '*--choose=[if the file does not say what it is\: take number N of the report, as on a ...]:N: ' \
+      '*--json=[also write the report there]:FILE:_files' \
       '*:file:_files'
     ;;
   stream)
