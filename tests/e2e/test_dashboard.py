@@ -136,6 +136,8 @@ const at = (y) => document.elementFromPoint(left + width / 2, y) === element;
 return at(top + 2) && at(bottom - 2);
 """
 
+BOXES = "return [...document.querySelectorAll(arguments[0])].map((one) => one.getBoundingClientRect().toJSON())"
+
 RIGHT_AND_LEFT = """
 const canvas = document.querySelector(".answer canvas");
 const row = canvas.getContext("2d").getImageData(0, canvas.height / 2, canvas.width, 1).data;
@@ -723,6 +725,17 @@ def test_a_failed_camera_is_red_with_its_reason(browser: Any, repository: Any, t
         assert browser.run(f"return {card}.previousElementSibling") is None
         assert browser.run(f"return {card}.querySelector('.picture').disabled")
         browser.wait("document.querySelector('[data-stream=\"door\"] img')?.naturalWidth > 0")
+        browser.wait("document.querySelector('#events').innerText.includes('door sends pictures')")
+        facts = "document.querySelector('[data-stream=\"door\"] .facts').innerText.split(/\\s*\\n\\s*/)"
+        browser.wait(f"/^[0-9.]+ ms$/.test({facts}[5]) && /^[0-9]+$/.test({facts}[7])")
+        assert browser.run(f"return {facts}")[4::2] == ["Age", "Dropped"]
+        # Cards of a row align whether their cameras work or not, and fit a tablet.
+        for width in (768, 1024, 1280):
+            browser.look(width, 900)
+            assert browser.run("return document.documentElement.scrollWidth") <= width
+            for part in (".picture", ".facts"):
+                boxes = browser.run(BOXES, f"[data-stream] {part}")
+                assert len({(round(box["y"]), round(box["height"])) for box in boxes}) == 1, (width, part, boxes)
         browser.click('[data-stream="door"] .picture')
         browser.click(".edit-zones:not([hidden])")
         refusal = browser.run("return document.querySelector('#zones-refusal').innerText")
@@ -1051,25 +1064,90 @@ def test_the_page_fits_a_phone(page: Any, server: Any) -> None:
     assert page.run("return document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.skipif("EDGE_TEST_SCREENSHOTS" not in os.environ, reason="EDGE_TEST_SCREENSHOTS names no folder")
-def test_pictures_for_the_documentation(browser: Any, board: Any) -> None:
+def write_cameras(path: Path, *names: str) -> None:
+    """Write a sources file of cameras that all show the demo picture."""
+    table = '[[sources]]\nname = "{}"\nurl = "demo"\nmodel = "face_detection_yunet"\nfps = 10\n'
+    path.write_text("".join(table.format(name) for name in names))
+
+
+WRITES_PICTURES = pytest.mark.skipif(
+    "EDGE_TEST_SCREENSHOTS" not in os.environ, reason="EDGE_TEST_SCREENSHOTS names no folder"
+)
+MAX_LOOP_BYTES = 1_000_000
+LOOP_FRAME_MS = 350
+
+
+@WRITES_PICTURES
+def test_pictures_for_the_documentation(browser: Any, board: Any, tmp_path: Path) -> None:
     folder = Path(os.environ["EDGE_TEST_SCREENSHOTS"])
-    flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200")
-    with serve(ROOT / "model_repository", *flags) as server, camera(server), camera(server, "back_yard"):
+    cameras = tmp_path / "cameras.toml"
+    write_cameras(cameras, "front_door", "back_yard", "gate", "hall")
+    flags = (
+        f"--sysfs-root={board.root}", "--governor-interval-ms=200", f"--sources-file={cameras}",
+        "--metrics-config=summary_latencies=true",
+    )  # fmt: skip
+    with serve(ROOT / "model_repository", *flags) as server:
         browser.look(1280, 900)
         browser.open(server.url("/"))
-        browser.wait("document.querySelectorAll('.camera img:not([hidden])').length === 2")
+        browser.wait("document.querySelectorAll('.camera img:not([hidden])').length === 4")
         for step in range(24):
             board.set_temperature("tj-thermal", 55.0 + step)
             path, kind = "/v2/models/efficientnet_lite0/infer", {"Content-Type": "image/jpeg"}
             server.request("POST", path, PICTURE.read_bytes(), kind)
             time.sleep(1)
-        browser.run("window.scrollTo(0, 0)")
+        browser.run("document.documentElement.style.scrollBehavior = 'auto'")
+        browser.run(DROP, base64.b64encode(PICTURE.read_bytes()).decode())
+        browser.wait("document.querySelector('.scores')?.innerText.includes('espresso')")
         browser.look(1280, 1850)
+        browser.run("window.scrollTo(0, 0)")
         browser.screenshot(folder / "page_light.webp", quality=80)
+        browser.click('[data-part="model-curves"]')
         browser.look(1280, 1850, is_dark=True)
         browser.screenshot(folder / "page_dark.webp", quality=80)
         browser.look(390, 1370)
         browser.screenshot(folder / "page_phone.webp", quality=80)
         browser.open("about:blank")
     board.set_temperature("tj-thermal", 45.0)
+
+
+@WRITES_PICTURES
+def test_the_loop_of_a_folder_that_changes_while_frames_flow(browser: Any, repository: Any, tmp_path: Path) -> None:
+    from PIL import Image, ImageDraw, ImageFont
+
+    models = ROOT / "model_repository"
+    shutil.copytree(models / "face_detection_yunet", repository.path / "face_detection_yunet")
+    cameras = tmp_path / "cameras.toml"
+    write_cameras(cameras, "front_door", "back_yard", "gate", "hall")
+    shots: list[Any] = []
+
+    def show(command: str, count: int, until: str = "true") -> None:
+        """Add frames with a command below them: `count`, and more until an expression is true."""
+        end = time.monotonic() + 60
+        while count > 0 or not browser.run(f"return {until}"):
+            assert time.monotonic() < end, until
+            browser.screenshot(tmp_path / "shot.png")
+            page = Image.open(tmp_path / "shot.png").convert("RGB")
+            shot = Image.new("RGB", (page.width, page.height + 34), "#0e1318")
+            shot.paste(page)
+            pen = ImageDraw.Draw(shot)
+            pen.text((16, page.height + 6), f"$ {command}", "#e5eaf0", ImageFont.load_default(18))
+            shots.append(shot)
+            count -= 1
+
+    with serve(repository.path, f"--sources-file={cameras}") as server:
+        browser.look(1024, 700)
+        browser.open(server.url("/"))
+        browser.wait("document.querySelectorAll('.camera img:not([hidden])').length === 4")
+        show("edge-server serve --model-repository=models --sources-file=cameras.toml", 6)
+        shutil.copytree(models / "efficientnet_lite0", repository.path / "efficientnet_lite0")
+        ready = f"{row('efficientnet_lite0')}?.innerText.includes('READY')"
+        show("cp -r efficientnet_lite0 models/", 8, ready)
+        show("cp -r efficientnet_lite0 models/", 6)
+        shutil.rmtree(repository.path / "efficientnet_lite0")
+        show("rm -r models/efficientnet_lite0", 6, f"!({ready})")
+        show("rm -r models/efficientnet_lite0", 4)
+        browser.console()
+        browser.open("about:blank")
+    path = Path(os.environ["EDGE_TEST_SCREENSHOTS"]) / "page_loop.webp"
+    shots[0].save(path, save_all=True, append_images=shots[1:], duration=LOOP_FRAME_MS, loop=0, quality=60, method=4)
+    assert path.stat().st_size < MAX_LOOP_BYTES

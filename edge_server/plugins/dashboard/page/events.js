@@ -68,7 +68,7 @@ const SENTENCES = {
 
 function subjectOf({ kind, name, model, version, source, sink }) {
   if (kind in SENTENCES && kind.startsWith("server.")) return "";
-  const who = name ?? model ?? source ?? sink;
+  const who = name ?? source ?? sink ?? model;
   return [who, version && `version ${version}`].filter(Boolean).join(" ");
 }
 

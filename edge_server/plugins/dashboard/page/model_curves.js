@@ -14,7 +14,7 @@ const CURVES = {
   most: { title: "Latency, 99 %", unit: "ms", detail: "of the last minute" },
   mean: { title: "Latency, mean", unit: "ms", detail: "of the model, without the queue" },
   waiting: { title: "Waiting requests", digits: 0, detail: "in the queue now" },
-  queue: { title: "Time in queue", unit: "ms", detail: "mean of the last requests" },
+  queue: { title: "Time in queue", unit: "ms", detail: "of the last requests" },
 };
 
 /** Add a point to the curves of each model that has been asked. */
