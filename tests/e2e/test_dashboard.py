@@ -319,10 +319,14 @@ def test_a_click_on_a_model_opens_its_card(page: Any, server: Any) -> None:
     page.wait("!document.querySelector('#try').hidden")
 
 
-def test_a_picture_dropped_on_the_form_is_classified(page: Any) -> None:
+def test_a_picture_dropped_on_the_form_is_classified(page: Any, tmp_path: Path) -> None:
     page.wait(f"{row('efficientnet_lite0')}?.innerText.includes('READY')")
     page.click('[data-model="efficientnet_lite0"] .link')
     page.wait("document.querySelector('#try-drop')")
+    # What asks the same from a terminal is there before the first request.
+    shutil.copyfile(PICTURE, tmp_path / "picture.jpg")
+    for title in ("curl", "Python"):
+        assert "espresso" in copied(page, title, tmp_path)
     page.run(DROP, base64.b64encode(PICTURE.read_bytes()).decode())
     page.wait("document.querySelector('.scores')?.innerText.includes('espresso')")
 
@@ -448,7 +452,7 @@ def letterboxed(path: Path) -> np.ndarray[Any, Any]:
 
 def copied(page: Any, title: str, folder: Path = ROOT) -> str:
     """Return the output, in a folder, of the command or program that the page offers to copy."""
-    page.run("document.querySelector('#try-result details').open = true")
+    page.run("document.querySelector('#try-form .copy').open = true")
     text = page.wait(f"document.querySelector('.snippet pre[aria-label=\"{title}\"]')?.textContent")
     command = ["bash", "-c", text] if title == "curl" else [sys.executable, "-c", text]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder)

@@ -167,7 +167,7 @@ async function showVersions(name) {
   if (name !== chosen || place.dataset.text === text) return;
   place.dataset.text = text;
   place.replaceChildren(problem ? element("p.note", problem) : element(
-    "table.tensors", { "aria-label": "Versions" }, headOf(["Version"], ["State"], ["Since"], ["Requests"], [element("span.hidden-text", "Actions")]),
+    "table.tensors", { "aria-label": "Versions" }, headOf(["Version"], ["State"], ["Since"], ["Answered"], [element("span.hidden-text", "Actions")]),
     element("tbody", ...versions.toReversed().map((version) => versionRow(name, version, versions))),
   ));
 }
@@ -191,7 +191,7 @@ function versionRow(name, { version, state, generation, since_s: since, served_c
   }
   return element(
     "tr", element("td.name", String(version)), element("td", badge, element("div.muted", notes.filter(Boolean).join(", "))),
-    element("td", since ? new Date(since * 1000).toLocaleString() : "–"), element("td", String(served)), element("td", ...actions),
+    element("td", since ? new Date(since * 1000).toLocaleString() : "–"), element("td", `${served} requests`), element("td", ...actions),
   );
 }
 

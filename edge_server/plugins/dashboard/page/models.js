@@ -1,7 +1,7 @@
 // The table of models: states, how they run, latency, and why one failed. Failed ones are first, and a click opens a model's card.
 
 import { access } from "./api.js";
-import { byId, cellsOf, element, formatNumber, keepChildren, note, setBadge, setText, titleRow } from "./dom.js";
+import { byId, cellsOf, element, formatNumber, keepChildren, note, setBadge, setText } from "./dom.js";
 import { Rates } from "./charts.js";
 import { chooseModel, chosenModel, KINDS, runsOn } from "./model_card.js";
 
@@ -10,7 +10,7 @@ const MIN_FILTERED = 8;
 /** Letters of a reason in one line; a click shows the rest. */
 const MAX_REASON = 110;
 const ORDER = { UNAVAILABLE: 0, LOADING: 1, UNLOADING: 1 };
-/** Classes and titles. */
+/** Classes and titles, which stand before the values: the table is too narrow for columns. */
 const COLUMNS = [["name", "Model"], ["state", "State"], ["runs", "Runs on"], ["number", "Latency"], ["number", "Requests/s"]];
 const rates = new Rates();
 const means = new Map();
@@ -19,8 +19,6 @@ const filter = byId("models-filter");
 const more = byId("models-more");
 let isOpen = false;
 let show = () => {};
-
-byId("models-head").append(titleRow(COLUMNS));
 
 filter.addEventListener("input", () => show());
 more.addEventListener("click", () => {
@@ -65,7 +63,6 @@ export function updateModels(entries, hasIndex) {
   const failed = names("UNAVAILABLE");
   setText(byId("models-count"), entries.length ? `${names("READY")} ${hasIndex ? `of ${names()} ` : ""}ready` : "");
   setBadge(byId("models-failed"), failed ? `${failed} failed` : "", "bad");
-  byId("models-head").hidden = !entries.length;
   filter.hidden = entries.length < MIN_FILTERED && !filter.value;
   note(byId("models-note"), hasIndex || !access.allowed.metadata ? "" : "States of models that are not loaded need a key.");
   show = () => showRows(entries);

@@ -9,6 +9,9 @@ import { textForm } from "./try_text.js";
 
 let shown = "";
 
+// What is offered to copy is the request that the form would send now.
+byId("try-form").addEventListener("input", () => byId("try-form").querySelector(".copy")?.dispatchEvent(new Event("toggle")));
+
 /**
  * Show the form of a model. `details` are its {metadata, config, recognised}, without them if it is not ready, or
  * {problem}; null: not known yet. The form that is there stays if it is of the same details.
