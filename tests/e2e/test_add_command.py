@@ -23,6 +23,7 @@ from tests.e2e.yolo_exports import ULTRALYTICS, detect, export, names
 from tests.kit.eventually import eventually
 from tests.kit.models import COFFEE, Repository, add_sub_model
 from tests.kit.server import COMMAND, clean_environment, serve
+from tests.plugins.add.test_add_report import brightness
 
 pytest.importorskip("cv2")
 
@@ -131,6 +132,31 @@ def test_a_file_that_the_page_sends_is_added_and_its_report_comes_back(server: A
     advice = "Another picture of something that it knows may tell which: delete the folder 'bare' in the repository"
     assert advice in " ".join(report.split())
     assert [path.name for path in server.repository.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_layout_of_a_report_is_chosen_with_the_same_file(server: Any) -> None:
+    body = brightness().SerializeToString()
+    path = "/edge/v1/new-models/shades.onnx"
+
+    def send(query: str, content: bytes = body) -> tuple[int, Any]:
+        status, answer = server.request("POST", f"{path}{query}", content)
+        return status, json.loads(answer)
+
+    missing = "is not in the repository as it was added from this file"
+    assert missing in send("?choose=1")[1]["error"]
+    (part,) = send("")[1]["reports"]
+    numbers = [row["title"] for row in part["rows"] if row["title"].isdecimal()]
+    assert (part["chosen"], numbers) == (None, [str(number) for number in range(1, len(numbers) + 1)])
+    assert {"openvino", "onnxruntime"} <= {item["runtime"].split()[0] for item in part["runtimes"]}
+    assert missing in send("?choose=1", export(detect(), {}).SerializeToString())[1]["error"]
+    status, found = send("?choose=99")
+    assert (status, "expected a number of the report" in found["error"]) == (400, True)
+    config = server.repository / "shades/config.pbtxt"
+    assert "undecided" in config.read_text(), "the model is there as before"
+    assert send("?choose=2")[1]["reports"][0]["chosen"] == 2
+    assert "undecided" not in config.read_text()
+    assert missing in send("?choose=1")[1]["error"], "it is decided"
+    assert [item.name for item in server.repository.iterdir() if item.name.startswith(".")] == []
 
 
 @pytest.mark.usefixtures("tried_here")

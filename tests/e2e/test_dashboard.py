@@ -136,6 +136,8 @@ const at = (y) => document.elementFromPoint(left + width / 2, y) === element;
 return at(top + 2) && at(bottom - 2);
 """
 
+BOXES = "return [...document.querySelectorAll(arguments[0])].map((one) => one.getBoundingClientRect().toJSON())"
+
 RIGHT_AND_LEFT = """
 const canvas = document.querySelector(".answer canvas");
 const row = canvas.getContext("2d").getImageData(0, canvas.height / 2, canvas.width, 1).data;
@@ -176,7 +178,10 @@ def server(browser: Any, board: Any, module_repository: Any) -> Iterator[Any]:
         'backend: "scripted_llm"',
         files={"1/script.json": json.dumps({"answers": {"What is an edge server?": ANSWER}, "step_s": 0.02})},
     )
-    flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200", "--cache-config=local,size=1048576")
+    flags = (
+        f"--sysfs-root={board.root}", "--governor-interval-ms=200", "--cache-config=local,size=1048576",
+        "--metrics-config=summary_latencies=true",
+    )  # fmt: skip
     with serve(module_repository.path, *flags) as running:
         yield running
         browser.open("about:blank")
@@ -213,8 +218,8 @@ def row(name: str) -> str:
 
 def choose(page: Any, model: str) -> None:
     """Have the form ask a model."""
-    page.wait(f"document.querySelector('#try-model option[value=\"{model}\"]')")
-    page.click(f'[data-model="{model}"] .actions button')
+    page.wait(f"{row(model)}?.innerText.includes('READY')")
+    page.click(f'[data-model="{model}"] .link')
 
 
 def drop(page: Any, content: bytes, media_type: str = "image/jpeg") -> None:
@@ -313,6 +318,37 @@ def test_failed_models_are_first_and_more_than_twenty_are_folded(browser: Any, r
         browser.open("about:blank")
 
 
+def test_a_click_on_a_model_opens_its_card(page: Any, server: Any) -> None:
+    page.wait(f"{row('scale')}?.innerText.includes('READY')")
+    page.click('[data-model="scale"] .link')
+    page.wait("document.querySelector('#model-name').textContent === 'scale'")
+    # "Try it" is beside the table, and the card is as high as the window at most.
+    beside = "document.querySelector('#model').getBoundingClientRect().left >= "
+    assert page.run(f"return {beside}document.querySelector('#models-rows').getBoundingClientRect().right")
+    assert page.run("return !document.querySelector('#try').hidden")
+    asked = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    assert server.infer("scale", {"inputs": [asked]})[0] == 200
+    page.click('[data-part="model-curves"]')
+    for chart in ("model requests", "model median", "model most", "model waiting", "model queue"):
+        page.wait(f"document.querySelector('[data-chart=\"{chart}\"] .line')?.getAttribute('d').includes('L')")
+    value = "parseFloat(document.querySelector(`[data-chart='model ${arguments[0]}'] .value`).innerText)"
+    median, most = (page.run(f"return {value}", key) for key in ("median", "most"))
+    assert 0 <= median <= most
+    page.click('[data-part="model-tensors"]')
+    page.wait("/INPUT0\\s+FP32\\s+\\[-1, 4\\]/.test(document.querySelector('#model-tensors').innerText)")
+    page.click('[data-part="model-config"]')
+    text = page.run("return document.querySelector('#model-config pre').textContent")
+    assert "max_batch_size: " in text
+    assert "name: INPUT0, data_type: TYPE_FP32, dims: [4]" in text
+    page.click('[data-part="model-versions"]')
+    page.wait("/1\\s+READY\\s+load 1 of the model/.test(document.querySelector('#model-versions').innerText)")
+    page.click('[data-part="model-loads"]')
+    page.wait("document.querySelector('#model-loads').innerText.includes('scale version 1 is ready')")
+    assert page.run("return document.querySelector('#try').hidden")
+    page.click("#try-link")
+    page.wait("!document.querySelector('#try').hidden")
+
+
 @pytest.mark.parametrize(
     ("model", "file", "shown"),
     [
@@ -322,9 +358,15 @@ def test_failed_models_are_first_and_more_than_twenty_are_folded(browser: Any, r
     ],
 )
 def test_a_picture_dropped_on_the_form_is_answered_with_classes_or_boxes(
-    page: Any, model: str, file: Path, shown: str
+    page: Any, model: str, file: Path, shown: str, tmp_path: Path
 ) -> None:
     choose(page, model)
+    if "scores" in shown:
+        # What asks the same from a terminal is there before the first request.
+        page.wait("document.querySelector('#try-drop')")
+        shutil.copyfile(PICTURE, tmp_path / "picture.jpg")
+        for title in ("curl", "Python"):
+            assert "espresso" in copied(page, title, tmp_path)
     drop(page, file.read_bytes())
     page.wait(f"document.querySelector('{shown}")
     if "canvas" in shown:
@@ -418,7 +460,7 @@ def letterboxed(path: Path) -> np.ndarray[Any, Any]:
 
 def copied(page: Any, title: str, folder: Path = ROOT) -> str:
     """Return the output, in a folder, of the command or program that the page offers to copy."""
-    page.run("document.querySelector('#try-result details').open = true")
+    page.run("document.querySelector('#try-form .copy').open = true")
     text = page.wait(f"document.querySelector('.snippet pre[aria-label=\"{title}\"]')?.textContent")
     command = ["bash", "-c", text] if title == "curl" else [sys.executable, "-c", text]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder)
@@ -659,6 +701,17 @@ def test_a_failed_camera_is_red_with_its_reason(browser: Any, repository: Any, t
         assert browser.run(f"return {card}.previousElementSibling") is None
         assert browser.run(f"return {card}.querySelector('.picture').disabled")
         browser.wait("document.querySelector('[data-stream=\"door\"] img')?.naturalWidth > 0")
+        browser.wait("document.querySelector('#events').innerText.includes('door sends pictures')")
+        facts = "document.querySelector('[data-stream=\"door\"] .facts').innerText.split(/\\s*\\n\\s*/)"
+        browser.wait(f"/^[0-9.]+ ms$/.test({facts}[5]) && /^[0-9]+$/.test({facts}[7])")
+        assert browser.run(f"return {facts}")[4::2] == ["Age", "Dropped"]
+        # Cards of a row align whether their cameras work or not, and fit a tablet.
+        for width in (768, 1024, 1280):
+            browser.look(width, 900)
+            assert browser.run("return document.documentElement.scrollWidth") <= width
+            for part in (".picture", ".facts"):
+                boxes = browser.run(BOXES, f"[data-stream] {part}")
+                assert len({(round(box["y"]), round(box["height"])) for box in boxes}) == 1, (width, part, boxes)
         browser.click('[data-stream="door"] .picture')
         browser.click(".edit-zones:not([hidden])")
         refusal = browser.run("return document.querySelector('#zones-refusal').innerText")
@@ -767,8 +820,10 @@ def test_two_readings_in_quick_succession_make_no_spike_in_the_curve(page: Any, 
 
 def test_without_a_key_the_page_offers_no_model_control(page: Any) -> None:
     page.wait(f"{row('scale')}?.innerText.includes('READY')")
-    labels = "[...document.querySelectorAll('.actions button:not([hidden])')].map((one) => one.textContent)"
-    assert set(page.run(f"return {labels}")) == {"Try"}
+    page.click('[data-model="scale"] .link')
+    page.click('[data-part="model-versions"]')
+    page.wait("document.querySelector('#model-versions tbody tr')")
+    assert page.run("return document.querySelectorAll('#model-actions button, #model-versions button').length") == 0
     assert page.run("return document.querySelector('#key').hidden")
 
 
@@ -784,7 +839,9 @@ def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(browser: Any, r
         browser.open(server.url("/"))
         browser.wait("document.querySelector('#events-note').textContent.includes('need a key')")
         browser.wait(f"{row('one')}?.innerText.includes('READY')")
-        assert browser.run("return document.querySelectorAll('.actions button:not([hidden])').length") == 2
+        browser.click('[data-part="model-versions"]')
+        browser.wait("document.querySelector('#model-versions').innerText === 'Versions need a key.'")
+        assert browser.run("return document.querySelectorAll('#model-actions button').length") == 0
         # Without the right to the index nobody can say how many there are.
         assert browser.run("return document.querySelector('#models-count').textContent") == "2 ready"
         browser.click("#key")
@@ -793,19 +850,27 @@ def test_with_a_token_models_are_unloaded_loaded_and_rolled_back(browser: Any, r
         browser.wait("document.querySelector('#key-result').textContent.includes('does not accept')")
         browser.run(KEY, "")
         browser.type("#key-value", "open sesame\ue007")
-        browser.wait(f"{row('one')}?.querySelector('[aria-label=\"Unload one\"]:not([hidden])')")
+        browser.wait("document.querySelector('[aria-label=\"Unload one\"]')")
         browser.wait("document.querySelector('#events-note').hidden && document.querySelector('#events-list li')")
         browser.click('[aria-label="Unload one"]')
-        browser.wait(f"{row('one')}?.querySelector('[aria-label=\"Load one\"]:not([hidden])')")
+        browser.wait("document.querySelector('[aria-label=\"Load one\"]')")
         browser.click('[aria-label="Load one"]')
         browser.wait(f"{row('one')}?.innerText.includes('READY')")
-        browser.wait("document.querySelector('[aria-label=\"Roll back two\"]:not([hidden])')")
-        assert browser.run("return document.querySelector('[aria-label=\"Roll back one\"]').hidden")
-        browser.click('[aria-label="Roll back two"]')
+        browser.wait("document.querySelector('#model-versions tbody')?.innerText.includes('READY')")
+        assert browser.run("return document.querySelectorAll('#model-versions button').length") == 0
+        browser.click('[data-model="two"] .link')
+        browser.wait("document.querySelector('[aria-label=\"Roll back two to version 1\"]')")
+        assert browser.run("return document.querySelectorAll('#model-versions button').length") == 1
+        browser.click('[aria-label="Roll back two to version 1"]')
         browser.wait("document.querySelector('#models-rows').innerText.includes('pinned to version 1')")
         browser.wait("document.querySelector('li[data-kind=\"model.pinned\"]')")
-        browser.click('[aria-label="Remove the pin of two"]:not([hidden])')
+        browser.wait("document.querySelector('[aria-label=\"Remove the pin of two\"]')")
+        browser.click('[aria-label="Remove the pin of two"]')
         browser.wait("!document.querySelector('#models-rows').innerText.includes('pinned')")
+        browser.click('[data-part="model-loads"]')
+        browser.wait(
+            "/two version 1 is pinned[^]*two version 2 is ready/.test(document.querySelector('#model-loads').innerText)"
+        )
         # Repeated events are one entry, each kind can be chosen, and each is a sentence.
         browser.run(CROSSINGS)
         browser.click("#key")
@@ -915,7 +980,11 @@ def test_axe_reports_no_serious_violation(page: Any, server: Any, size: tuple[in
     with camera(server):
         page.wait("document.querySelector('.camera img')?.naturalWidth > 0")
         page.wait("document.querySelector('#try-form form, #try-drop')")
-        found = faults(page, Path(axe))
+        found = []
+        for part in page.run("return [...document.querySelectorAll('[data-part]')].map((one) => one.dataset.part)"):
+            page.click(f'[data-part="{part}"]')
+            page.wait("document.querySelector(`#${arguments[0]} *`)", part)
+            found += faults(page, Path(axe))
         page.open(server.url("/docs/api"))
         page.wait("document.querySelectorAll('.operation').length > 40")
         found += faults(page, Path(axe))
@@ -962,25 +1031,90 @@ def test_the_page_fits_a_phone(page: Any, server: Any) -> None:
     assert page.run("return document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.skipif("EDGE_TEST_SCREENSHOTS" not in os.environ, reason="EDGE_TEST_SCREENSHOTS names no folder")
-def test_pictures_for_the_documentation(browser: Any, board: Any) -> None:
+def write_cameras(path: Path, *names: str) -> None:
+    """Write a sources file of cameras that all show the demo picture."""
+    table = '[[sources]]\nname = "{}"\nurl = "demo"\nmodel = "face_detection_yunet"\nfps = 10\n'
+    path.write_text("".join(table.format(name) for name in names))
+
+
+WRITES_PICTURES = pytest.mark.skipif(
+    "EDGE_TEST_SCREENSHOTS" not in os.environ, reason="EDGE_TEST_SCREENSHOTS names no folder"
+)
+MAX_LOOP_BYTES = 1_000_000
+LOOP_FRAME_MS = 350
+
+
+@WRITES_PICTURES
+def test_pictures_for_the_documentation(browser: Any, board: Any, tmp_path: Path) -> None:
     folder = Path(os.environ["EDGE_TEST_SCREENSHOTS"])
-    flags = (f"--sysfs-root={board.root}", "--governor-interval-ms=200")
-    with serve(ROOT / "model_repository", *flags) as server, camera(server), camera(server, "back_yard"):
+    cameras = tmp_path / "cameras.toml"
+    write_cameras(cameras, "front_door", "back_yard", "gate", "hall")
+    flags = (
+        f"--sysfs-root={board.root}", "--governor-interval-ms=200", f"--sources-file={cameras}",
+        "--metrics-config=summary_latencies=true",
+    )  # fmt: skip
+    with serve(ROOT / "model_repository", *flags) as server:
         browser.look(1280, 900)
         browser.open(server.url("/"))
-        browser.wait("document.querySelectorAll('.camera img:not([hidden])').length === 2")
+        browser.wait("document.querySelectorAll('.camera img:not([hidden])').length === 4")
         for step in range(24):
             board.set_temperature("tj-thermal", 55.0 + step)
             path, kind = "/v2/models/efficientnet_lite0/infer", {"Content-Type": "image/jpeg"}
             server.request("POST", path, PICTURE.read_bytes(), kind)
             time.sleep(1)
-        browser.run("window.scrollTo(0, 0)")
+        browser.run("document.documentElement.style.scrollBehavior = 'auto'")
+        drop(browser, PICTURE.read_bytes())
+        browser.wait("document.querySelector('.scores')?.innerText.includes('espresso')")
         browser.look(1280, 1850)
+        browser.run("window.scrollTo(0, 0)")
         browser.screenshot(folder / "page_light.webp", quality=80)
+        browser.click('[data-part="model-curves"]')
         browser.look(1280, 1850, is_dark=True)
         browser.screenshot(folder / "page_dark.webp", quality=80)
         browser.look(390, 1370)
         browser.screenshot(folder / "page_phone.webp", quality=80)
         browser.open("about:blank")
     board.set_temperature("tj-thermal", 45.0)
+
+
+@WRITES_PICTURES
+def test_the_loop_of_a_folder_that_changes_while_frames_flow(browser: Any, repository: Any, tmp_path: Path) -> None:
+    from PIL import Image, ImageDraw, ImageFont
+
+    models = ROOT / "model_repository"
+    shutil.copytree(models / "face_detection_yunet", repository.path / "face_detection_yunet")
+    cameras = tmp_path / "cameras.toml"
+    write_cameras(cameras, "front_door", "back_yard", "gate", "hall")
+    shots: list[Any] = []
+
+    def show(command: str, count: int, until: str = "true") -> None:
+        """Add frames with a command below them: `count`, and more until an expression is true."""
+        end = time.monotonic() + 60
+        while count > 0 or not browser.run(f"return {until}"):
+            assert time.monotonic() < end, until
+            browser.screenshot(tmp_path / "shot.png")
+            page = Image.open(tmp_path / "shot.png").convert("RGB")
+            shot = Image.new("RGB", (page.width, page.height + 34), "#0e1318")
+            shot.paste(page)
+            pen = ImageDraw.Draw(shot)
+            pen.text((16, page.height + 6), f"$ {command}", "#e5eaf0", ImageFont.load_default(18))
+            shots.append(shot)
+            count -= 1
+
+    with serve(repository.path, f"--sources-file={cameras}") as server:
+        browser.look(1024, 700)
+        browser.open(server.url("/"))
+        browser.wait("document.querySelectorAll('.camera img:not([hidden])').length === 4")
+        show("edge-server serve --model-repository=models --sources-file=cameras.toml", 6)
+        shutil.copytree(models / "efficientnet_lite0", repository.path / "efficientnet_lite0")
+        ready = f"{row('efficientnet_lite0')}?.innerText.includes('READY')"
+        show("cp -r efficientnet_lite0 models/", 8, ready)
+        show("cp -r efficientnet_lite0 models/", 6)
+        shutil.rmtree(repository.path / "efficientnet_lite0")
+        show("rm -r models/efficientnet_lite0", 6, f"!({ready})")
+        show("rm -r models/efficientnet_lite0", 4)
+        browser.console()
+        browser.open("about:blank")
+    path = Path(os.environ["EDGE_TEST_SCREENSHOTS"]) / "page_loop.webp"
+    shots[0].save(path, save_all=True, append_images=shots[1:], duration=LOOP_FRAME_MS, loop=0, quality=60, method=4)
+    assert path.stat().st_size < MAX_LOOP_BYTES

@@ -75,7 +75,7 @@ async def models_and_cameras(firefox: Firefox) -> None:
 async def pictures(firefox: Firefox) -> None:
     picture = json.dumps(base64.b64encode((ROOT / "tests/data/coffee.jpg").read_bytes()).decode())
     for model, seen in (("efficientnet_lite0", "espresso"), ("tensor", "OUTPUT0")):
-        await firefox.run(f"document.querySelector('[data-model={model}] .actions button').click()")
+        await firefox.run(f"document.querySelector('[data-model={model}] .link').click()")
         await firefox.wait("document.querySelector('#try-drop')")
         await firefox.run(DROP % picture)
         await firefox.wait(f"document.querySelector('#try-result').innerText.includes('{seen}')")

@@ -11,7 +11,7 @@ _edge_server_words() {
     "events") echo --help --after --follow --no-follow --json --url --header --tls-root --tls-cert --tls-key --timeout ;;
     "rollback") echo --help --to --undo --url --header --tls-root --tls-cert --tls-key --timeout ;;
     "completion") echo bash zsh fish --help ;;
-    "add") echo --help --name --model-repository --state-dir --picture --compare --choose ;;
+    "add") echo --help --name --model-repository --state-dir --picture --compare --choose --json ;;
     "stream") echo --help --model --model-version --url --source --transport --ca --fps --size --loop --frames --seconds --encoding --streams --name --returns --tensor --top-k --output --foxglove --json --depth --max-age-ms --deadline-ms --max-fps --priority --weight --header --tls-root --tls-cert --tls-key --tls ;;
     "view") echo --help --foxglove --url --header --tls-root --tls-cert --tls-key --timeout ;;
     "cameras") echo find --help ;;

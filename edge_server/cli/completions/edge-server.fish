@@ -210,6 +210,7 @@ complete -c edge-server -n '__edge_server_runs add' -l state-dir -r -d 'as for s
 complete -c edge-server -n '__edge_server_runs add' -l picture -r -d 'picture to try it on, of something that it detects, or a folder of ...'
 complete -c edge-server -n '__edge_server_runs add' -l compare -r -d 'scores that your training program gives for the picture: they choose the ...'
 complete -c edge-server -n '__edge_server_runs add' -l choose -x -d 'if the file does not say what it is: take number N of the report, as on a ...'
+complete -c edge-server -n '__edge_server_runs add' -l json -r -d 'also write the report there'
 complete -c edge-server -n '__edge_server_runs stream' -s h -l help -f -d 'show this help message and exit'
 complete -c edge-server -n '__edge_server_runs stream' -l model -x -d 'name of the model'
 complete -c edge-server -n '__edge_server_runs stream' -l model-version -x -d 'its version'

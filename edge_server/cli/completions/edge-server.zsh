@@ -252,6 +252,7 @@ case $words[1] in
       '*--picture=[picture to try it on, of something that it detects, or a folder of ...]:PATH:_files' \
       '*--compare=[scores that your training program gives for the picture\: they choose the ...]:FILE.json:_files' \
       '*--choose=[if the file does not say what it is\: take number N of the report, as on a ...]:N: ' \
+      '*--json=[also write the report there]:FILE:_files' \
       '*:file:_files'
     ;;
   stream)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from edge_server.core.custom_metric import MetricFamilyView
-from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
+from edge_server.core.model_statistics import (
+    BatchStatistics,
+    Duration,
+    LatencyStatistics,
+    ResponseStatistics,
+    VersionStatistics,
+)
 from edge_server.core.status_reports import (
     CudaRegion,
     IndexEntry,
@@ -121,8 +128,9 @@ _TOKEN_COUNTS = {
 
 
 def activity(versions: Iterable[VersionStatistics], families: Iterable[MetricFamilyView]) -> Json:
-    """Return the response of GET /edge/v1/activity (not in Triton): counts since the load of each version, and of
-    language models the tokens since the load and the requests now."""
+    """Return the response of GET /edge/v1/activity (not in Triton): counts since the load of each version, the
+    quantiles of its latency where `--metrics-config` has them recorded, and of language models the tokens since the
+    load and the requests now."""
     tokens: dict[str, dict[str, int]] = {}
     for family in families:
         member = _TOKEN_COUNTS.get(family.name)
@@ -145,11 +153,19 @@ def activity(versions: Iterable[VersionStatistics], families: Iterable[MetricFam
                 "is_cached": version.is_cached,
                 "cache_hits": version.cache_hit.count,
                 "cache_misses": version.cache_miss.count,
+                "request_quantiles_ms": _request_quantiles_ms(version.latencies),
             }
             for version in versions
         ],
         "tokens": tokens,
     }
+
+
+def _request_quantiles_ms(latencies: LatencyStatistics | None) -> dict[str, float]:
+    """Return the quantiles of the last minute's requests. Empty without a request, or if they are not recorded."""
+    summary = latencies.summaries.get("request") if latencies is not None else None
+    values_us = summary.quantiles_us if summary is not None else {}
+    return {f"{quantile:g}": round(value / 1000, 6) for quantile, value in values_us.items() if math.isfinite(value)}
 
 
 def shared_memory_status(regions: Iterable[SharedRegion]) -> list[Json]:

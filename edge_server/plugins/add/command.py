@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePath
@@ -24,6 +25,8 @@ from edge_server.plugins.add.printed_report import (
     print_precisions,
     print_report,
     print_undecided,
+    report_as_json,
+    report_parts,
 )
 from edge_server.plugins.add.score_comparison import read_reference
 from edge_server.plugins.trials.picture_agreement import find_pictures
@@ -53,18 +56,21 @@ def run(arguments: Sequence[str]) -> int:
     # Before the files are opened: that alone may run their code.
     if code := describe_code(PurePath(target) for files in models.files for _, target in files.copies):
         print(f"edge-server add: {code}", file=sys.stderr)
+    reports: list[dict[str, object]] = []
     with contextlib.ExitStack() as busy:
         busy.enter_context(busy_line(f"trying {name}"))
 
         def choose(tried: TriedModel) -> Reading | None:
             busy.close()
-            return _choose(tried, repository, options.choose, has_picture=bool(pictures))
+            return _choose(tried, repository, options.choose, reports, has_picture=bool(pictures))
 
         times = RuntimeTimes(Path(config.repository.measurements_dir))
         addition = Addition(repository, pictures, config.backends, choose, times, reference)
         added = addition.add(models, options.name)
     problem = print_comparison(added[0])
     print_precisions(added[0].precisions, has_pictures=bool(pictures))
+    if options.json is not None:
+        options.json.write_text(json.dumps({"reports": reports}), "utf-8")
     print_next_steps(added)
     return ExitCode.FAILED if problem else ExitCode.OK
 
@@ -105,12 +111,16 @@ def _parser() -> argparse.ArgumentParser:
         "--choose", type=int, metavar="N",
         help="if the file does not say what it is: take number N of the report, as on a terminal",
     )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report there")
     return parser
 
 
-def _choose(tried: TriedModel, repository: Path, number: int | None, *, has_picture: bool) -> Reading | None:
+def _choose(
+    tried: TriedModel, repository: Path, number: int | None, reports: list[dict[str, object]], *, has_picture: bool
+) -> Reading | None:
     """Print the report, and return the layout that is certain, that the user chooses by its number or on a terminal, or
-    that the trial shows. Raises InvalidRequest for a number that is none in the report."""
+    that the trial shows. Appends the report as JSON to `reports`. Raises InvalidRequest for a number that is none in
+    the report."""
     best = decide(tried.readings)
     compared = tried.comparison
     if compared is not None and compared.attempts and compared.attempts[0].fits and number is None:
@@ -121,15 +131,16 @@ def _choose(tried: TriedModel, repository: Path, number: int | None, *, has_pict
     shown = sorted(shown, key=lambda reading: reading is not best)[:_MAX_CHOICES]
     # A text detector with its recogniser is decided by the lines that it finds.
     has_doubts = bool(shown) and not tried.is_pair and (best is None or not best.match.is_certain)
+    is_asked = has_doubts and (number is not None or (sys.stdin.isatty() and sys.stdout.isatty()))
+    parts = list(report_parts(tried, shown, None if is_asked else best))
+    print_report(parts)
+    reports.append(report_as_json(parts, number if is_asked else None))
     if has_doubts and number is not None:
-        print_report(tried, shown, None)
         if not 1 <= number <= len(shown):
             raise InvalidRequest(f"--choose={number}: expected a number of the report, 1 to {len(shown)}")
         return shown[number - 1]
-    if has_doubts and sys.stdin.isatty() and sys.stdout.isatty():
-        print_report(tried, shown, None)
+    if is_asked:
         return _ask(shown, best)
-    print_report(tried, shown, best)
     if best is None and shown:
         print_undecided(shown, repository / tried.spec.name, has_picture=has_picture)
     return best

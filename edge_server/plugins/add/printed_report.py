@@ -8,8 +8,9 @@ import math
 import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_server.cli.console import clean, render
 from edge_server.core.model_spec import InputSpec, ModelSpec
@@ -17,6 +18,7 @@ from edge_server.core.tensor import DType
 from edge_server.plugins.add.add_model import AddedModel, TriedModel
 from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_choice, describe_seen
+from edge_server.plugins.add.runtime_trial import RuntimeTrial
 from edge_server.plugins.add.text_models import READER, find_unread_detectors
 from edge_server.plugins.add.written_config import describe_tensor, parameter_line
 from edge_server.plugins.policies.policy import recognise_policy
@@ -46,56 +48,98 @@ def say(text: str, title: str = "") -> None:
         print(f"{title if number == 0 else '':8}{line}" if title else line)
 
 
-def print_report(tried: TriedModel, shown: Sequence[Reading], chosen: Reading | None) -> None:
-    """Print what was found. `shown` are the layouts to choose from if `chosen` is None."""
+class Row(NamedTuple):
+    """A text behind a title, or without one."""
+
+    text: str
+    title: str = ""
+
+
+def print_report(parts: Sequence[Row | Sequence[RuntimeTrial]]) -> None:
+    """Print the parts of a report."""
+    for part in parts:
+        if isinstance(part, Row):
+            if part.title.isdecimal():
+                print()
+            say(part.text, part.title)
+        else:
+            _print_runtimes(part)
+
+
+def report_as_json(parts: Sequence[Row | Sequence[RuntimeTrial]], chosen_number: int | None) -> dict[str, object]:
+    """Return the parts of a report as JSON. `chosen_number`: of the numbered layouts, the one that was chosen."""
+    rows = [{"title": clean(part.title), "text": clean(part.text)} for part in parts if isinstance(part, Row)]
+    runtimes = [item for part in parts if not isinstance(part, Row) for item in part]
+    return {
+        "rows": rows,
+        "chosen": chosen_number,
+        "runtimes": [
+            {
+                "runtime": item.title,
+                "device": item.device,
+                "precision": item.precision,
+                "load_ms": round(item.load_ms, 3),
+                "run_ms": round(item.median_ms, 6) if item.times_ms else None,
+            }
+            for item in runtimes
+        ],
+    }
+
+
+def report_parts(
+    tried: TriedModel, shown: Sequence[Reading], chosen: Reading | None
+) -> Iterator[Row | Sequence[RuntimeTrial]]:
+    """Yield what was found, with the runtimes that ran it as one part. `shown` are the layouts to choose from if
+    `chosen` is None: each begins with a row whose title is its number, from 1 on."""
     spec = tried.spec
     verb = "for" if spec.is_decoupled and not any(item.load_ms for item in tried.trials) else "opened by"
     size = tried.files.size_bytes
     shown_size = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
-    say(f"{tried.files.shown_name}: {shown_size}, {verb} {spec.backend}")
+    yield Row(f"{tried.files.shown_name}: {shown_size}, {verb} {spec.backend}")
     if spec.is_decoupled:
-        say(_stream_model_kind(spec), "kind")
+        yield Row(_stream_model_kind(spec), "kind")
     else:
         for title, tensors in (("input", spec.inputs), ("output", spec.outputs)):
             for tensor in tensors:
-                say(describe_tensor(tensor, spec), title)
+                yield Row(describe_tensor(tensor, spec), title)
     for note in tried.notes:
-        say(note, "note")
+        yield Row(note, "note")
     if tried.is_unbatched:
-        say("the rows of all pictures of a batch are in one list, so config.pbtxt has max_batch_size 0", "note")
+        yield Row("the rows of all pictures of a batch are in one list, so config.pbtxt has max_batch_size 0", "note")
     if chosen is not None:
-        say(chosen.title, "kind")
+        yield Row(chosen.title, "kind")
         if not chosen.match.is_certain:
-            say(describe_choice(chosen, tried.readings), "chosen")
-        _print_evidence(chosen)
-        _print_finding(chosen)
+            yield Row(describe_choice(chosen, tried.readings), "chosen")
+        yield from _evidence(chosen)
+        yield from _finding(chosen)
         for line in tried.lines:
-            say(f"{line.text!r} {line.score:.2f}" if line.text else "nothing", "reads")
+            yield Row(f"{line.text!r} {line.score:.2f}" if line.text else "nothing", "reads")
     elif shown:
-        say("not certain, as the file does not say it; it may be one of these", "kind")
+        yield Row("not certain, as the file does not say it; it may be one of these", "kind")
     elif not tried.notes and not spec.is_decoupled:
         policy = recognise_policy(spec)
-        say("tensors (tabular or other); no known vision model" if policy is None else policy.note, "kind")
+        yield Row("tensors (tabular or other); no known vision model" if policy is None else policy.note, "kind")
     if tried.tabular_batch_size:
-        say(f"up to {tried.tabular_batch_size} in a request (max_batch_size in config.pbtxt)", "rows")
+        yield Row(f"up to {tried.tabular_batch_size} in a request (max_batch_size in config.pbtxt)", "rows")
     elif tried.is_tabular:
-        say(f"up to {spec.max_batch_size} in a request", "rows")
+        yield Row(f"up to {spec.max_batch_size} in a request", "rows")
     explained: set[str] = set()
     for number, reading in enumerate(shown, 1) if chosen is None else ():
-        print()
-        say(reading.title, f"{number}")
+        yield Row(reading.title, f"{number}")
         if reading.match.layout not in explained:
-            _print_evidence(reading)
+            yield from _evidence(reading)
         explained.add(reading.match.layout)
-        _print_finding(reading)
+        yield from _finding(reading)
     if chosen is not None and chosen.match.task == "text" and len(tried.recognisers) == 1:
         verb = "names" if tried.is_pair else "may name"
-        say(f"detection_text_model of its config.pbtxt {verb} {tried.recognisers[0]}", "reader")
-    _print_trials(tried)
+        yield Row(f"detection_text_model of its config.pbtxt {verb} {tried.recognisers[0]}", "reader")
+    yield from _trials(tried)
     if tried.faster_backend:
-        say(f'{tried.faster_backend} was faster here: backend: "{tried.faster_backend}" in config.pbtxt chooses it')
+        yield Row(
+            f'{tried.faster_backend} was faster here: backend: "{tried.faster_backend}" in config.pbtxt chooses it'
+        )
     if any(reading.lacks_class_names for reading in ([chosen] if chosen is not None else shown)):
-        say(
+        yield Row(
             f"The classes have no names: put a {LABELS} with a line for each class beside config.pbtxt, and remove the "
             f"'# ' before its line with label_filename. `edge-server add` itself takes a {LABELS} that lies beside the "
             "model, or a text file named behind it."
@@ -141,33 +185,33 @@ def _join_numbers(numbers: Sequence[int]) -> str:
     return f"numbers {', '.join(others)} and {last}" if others else f"number {last}"
 
 
-def _print_evidence(reading: Reading) -> None:
-    say(reading.match.evidence, "because")
+def _evidence(reading: Reading) -> Iterator[Row]:
+    yield Row(reading.match.evidence, "because")
     for doubt in reading.match.doubts:
-        say(doubt, "unsure")
+        yield Row(doubt, "unsure")
     for labels in dict.fromkeys(reading.match.labels.values()):
         rest = f" ... {len(labels)} in all" if len(labels) > MAX_SEEN else ""
-        say(f"{', '.join(labels[:MAX_SEEN])}{rest}", "labels")
+        yield Row(f"{', '.join(labels[:MAX_SEEN])}{rest}", "labels")
 
 
-def _print_finding(reading: Reading) -> None:
+def _finding(reading: Reading) -> Iterator[Row]:
     picture, noise = reading.finding.picture, reading.finding.noise
     if picture is not None and noise is not None:
-        say(describe_seen(picture), "picture")
+        yield Row(describe_seen(picture), "picture")
         if picture.detections or noise.detections:
             scores = [item.score for item in noise.detections]
-            say(f"{len(scores)} detections" + (f", the best {max(scores):.2f}" if scores else ""), "noise")
+            yield Row(f"{len(scores)} detections" + (f", the best {max(scores):.2f}" if scores else ""), "noise")
             if scores:
-                say(
+                yield Row(
                     "a picture of noise has no objects: detection_head, image_scale or image_color may be another, or "
                     "detection_score_threshold too low",
                     "note",
                 )
     for problem in reading.finding.problems:
-        say(problem, "problem")
+        yield Row(problem, "problem")
 
 
-def _print_trials(tried: TriedModel) -> None:
+def _print_runtimes(trials: Sequence[RuntimeTrial]) -> None:
     rows = [
         (
             item.title,
@@ -176,21 +220,25 @@ def _print_trials(tried: TriedModel) -> None:
             f"{item.load_ms:.0f}",
             f"{item.median_ms:.3g}" if item.times_ms else "-",
         )
-        for item in tried.trials
-        if not item.reason
+        for item in trials
     ]
-    if rows:
-        print()
-        print(render(("RUNTIME", "DEVICE", "PRECISION", "LOAD MS", "RUN MS"), rows, sys.stdout))
-        print()
-    if rows and tried.open_inputs:
+    print()
+    print(render(("RUNTIME", "DEVICE", "PRECISION", "LOAD MS", "RUN MS"), rows, sys.stdout))
+    print()
+
+
+def _trials(tried: TriedModel) -> Iterator[Row | Sequence[RuntimeTrial]]:
+    opened = [item for item in tried.trials if not item.reason]
+    if opened:
+        yield opened
+    if opened and tried.open_inputs:
         names = ", ".join(f"'{name}'" for name in tried.open_inputs)
-        say(f"The times are not kept for the choice of the runtime: {names} may have any size, and 1 was tried.")
+        yield Row(f"The times are not kept for the choice of the runtime: {names} may have any size, and 1 was tried.")
     for item in tried.trials:
         if item.reason:
             reason = item.reason.removeprefix(f"'{tried.files.path}': ").removeprefix(f"{item.backend} ")
             outcome = "opened, but a trial run failed: " if item.load_ms else ""
-            say(f"{item.backend}: {'not opened: ' if tried.spec.is_decoupled else outcome}{reason}")
+            yield Row(f"{item.backend}: {'not opened: ' if tried.spec.is_decoupled else outcome}{reason}")
 
 
 def print_comparison(added: AddedModel) -> str:

@@ -1,5 +1,5 @@
 // Section of the page: cameras of the server and other frame streams, each with a live picture with the results drawn in,
-// rates, drops by reason, ages.
+// rates, ages, drops by reason.
 
 import { access, getJson, request } from "../api.js";
 import { element, formatNumber, keepChildren, note, setBadge, setText } from "../dom.js";
@@ -86,14 +86,14 @@ function makeCard({ name }) {
   const picture = element("button.picture", { title: "Enlarge", click: () => openLarge(name, { hasZones: Boolean(now?.source) }) }, text, image);
   const toggle = element("button", { click: () => { isWanted = !isWanted; refresh(); } });
   const state = element("span");
-  const model = element("p.muted.origin");
-  const facts = ["Frames in", "Frames out", "Age, median", "Age, 99 %"].map((fact) => [element("dt", fact), element("dd")]);
+  const model = element("span.muted.origin");
+  const facts = ["In", "Out", "Age", "Dropped"].map((fact) => [element("dt", fact), element("dd")]);
   const warning = element("p.warning");
   const answers = element("p.answers", { hidden: true });
   const drops = element("p.chips");
   const node = element(
     "article.card.camera", { "data-stream": name },
-    element("div.head", element("h3", name), state, toggle), model, picture,
+    element("div.head", element("h3", name), state), element("div.head", model, toggle), picture,
     element("dl.facts", ...facts.map((pair) => element("div", ...pair))), warning, answers, drops,
   );
   let isWanted = [...cards.values()].filter((card) => card.isLive()).length < MAX_SHOWN;
@@ -110,8 +110,11 @@ function makeCard({ name }) {
     node.classList.toggle("failed", isFailed);
     setBadge(state, source?.state ?? "OPEN", KINDS[source?.state ?? "RUNNING"] ?? "busy");
     setText(model, [stream?.model ?? source.model, source?.url ?? stream?.client].filter(Boolean).join(" · "));
-    const values = [[stream?.fps_in, "/s"], [stream?.fps_out, "/s"], [stream?.age_p50_ms, " ms"], [stream?.age_p99_ms, " ms"]];
-    values.forEach(([value, unit], place) => setText(facts[place][1], formatNumber(value, 1, unit)));
+    model.title = model.textContent;
+    const dropped = stream && Object.values(stream.dropped).reduce((sum, count) => sum + count, 0);
+    [
+      formatNumber(stream?.fps_in, 1, "/s"), formatNumber(stream?.fps_out, 1, "/s"), formatNumber(stream?.age_p50_ms, 1, " ms"), formatNumber(dropped, 0),
+    ].forEach((text, place) => setText(facts[place][1], text));
     // Of a camera without a stream the reason stands in place of the picture.
     const asked = questions.filter((question) => question.source === name);
     const problems = asked.filter(({ reason }) => reason).map((question) => `Question ${question.name}: ${question.reason}`);
@@ -194,8 +197,9 @@ function makeCard({ name }) {
 function detailOf({ stream, source }) {
   const parts = [];
   if (stream) {
+    parts.push(`Age: 99 % within ${formatNumber(stream.age_p99_ms, 1, " ms")}`);
     const dropped = Object.entries(stream.dropped).filter(([, count]) => count);
-    parts.push(dropped.length ? `Dropped: ${dropped.map(([reason, count]) => `${count} ${REASONS[reason] ?? reason}`).join(", ")}` : "No frame dropped");
+    if (dropped.length) parts.push(`Dropped: ${dropped.map(([reason, count]) => `${count} ${REASONS[reason] ?? reason}`).join(", ")}`);
   }
   if (source?.failures) parts.push(`${source.failures} failures, offline for ${formatNumber(source.offline_s, 0)} s in all`);
   return parts.join(" · ");

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import http.client
 import json
+import math
 import socket
 import ssl
 import time
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_server.core.model_statistics import LatencyStatistics, Summary, VersionStatistics
 from edge_server.frontends import connection_limit
+from edge_server.frontends.v2.control_responses import activity
 from tests.kit.certificates import self_signed
 
 
@@ -335,6 +338,17 @@ def test_a_certificate_that_cannot_be_read_stops_the_start(tmp_path):
 
     with pytest.raises(ServingFault, match="cannot be used"):
         server_tls(str(tmp_path / "none.pem"), str(tmp_path / "none.key"))
+
+
+def test_activity_has_the_quantiles_that_are_recorded_and_of_requests_in_the_window() -> None:
+    def quantiles(latencies: LatencyStatistics | None) -> Any:
+        found: Any = activity([VersionStatistics("add", 1, latencies=latencies)], [])
+        return found["models"][0]["request_quantiles_ms"]
+
+    recorded = LatencyStatistics({}, 0.0, {"request": Summary({0.5: 812.5, 0.99: 4000.0}, 0.0, 7)})
+    idle = LatencyStatistics({}, 0.0, {"request": Summary({0.5: math.nan, 0.99: math.nan}, 0.0, 7)})
+    assert quantiles(recorded) == {"0.5": 0.8125, "0.99": 4.0}
+    assert quantiles(idle) == quantiles(LatencyStatistics({5: 1}, 3.0, {})) == quantiles(None) == {}
 
 
 def test_activity_counts_requests_and_tokens(site: Any) -> None:

@@ -6,9 +6,10 @@ import { byId, note, setBadge, setText } from "./dom.js";
 import { followEvents, reopenEvents } from "./events.js";
 import { loadHistory } from "./history.js";
 import { followKey } from "./key.js";
-import { updateModels } from "./models.js";
+import { updateCard } from "./model_card.js";
+import { readCurves } from "./model_curves.js";
+import { entriesOf, updateModels } from "./models.js";
 import { loadPanels, updatePanels } from "./panels.js";
-import { tryModel, updateTry } from "./tryit.js";
 
 const INTERVAL_MS = 2000;
 const EVENT_WAIT_MS = 80;
@@ -62,9 +63,8 @@ async function update() {
   }
   // Another key was entered meanwhile: it may have other rights, and has the page ask again.
   if (key() !== judged) return;
-  const [index, versions, loaded, activity, ...reports] = await Promise.all([
+  const [index, loaded, activity, ...reports] = await Promise.all([
     allowed("model-repository", () => postJson("v2/repository/index", {})),
-    now.may_change_models ? getJson("edge/v1/versions") : null,
     allowed("metadata", () => getJson("edge/v1/models")),
     allowed("statistics", readActivity),
     ...panels.map((panel) => Promise.all(panel.paths.map((path) => allowed("statistics", () => getJson(path))))),
@@ -74,7 +74,10 @@ async function update() {
   showMetricsLink(now.metrics_port);
   byId("documents-link").hidden = !now.has_documents;
   byId("documents-place").hidden = now.has_documents;
-  const failed = updateModels({ index, versions: versions?.versions, loaded: loaded?.models, activity }, tryModel, refresh);
+  const entries = entriesOf({ index, loaded: loaded?.models, activity });
+  readCurves(activity);
+  updateCard(entries, refresh);
+  const failed = updateModels(entries, Boolean(index));
   updatePanels(panels, reports.map((report) => [...report, loaded?.models]));
   updateActivity(activity);
   const problems = panels.map((panel, place) => [panel.problemOf?.(...reports[place]), panel.id]);
@@ -82,8 +85,6 @@ async function update() {
   if (what) showHealth(what, "bad", where);
   else if (now.is_ready === null) showHealth("needs a key", "busy", "models");
   else showHealth(now.is_ready ? "ready" : "not ready", now.is_ready ? "ok" : "busy", "models");
-  const ready = index ? index.filter((entry) => entry.state === "READY") : loaded?.models ?? [];
-  updateTry([...new Set(ready.map((entry) => entry.name))].sort());
 }
 
 /** Say in the header how the server is, with a link to the section that says more. */

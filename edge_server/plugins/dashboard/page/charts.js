@@ -3,7 +3,7 @@
 import { element, formatNumber, keepChildren, setAttributes, setText, svg } from "./dom.js";
 import { pastOf, pastVersion } from "./history.js";
 
-const SPAN_MS = 30 * 60 * 1000;
+export const SPAN_MS = 30 * 60 * 1000;
 const GAP_MS = 20 * 1000;
 const MIN_STEP_MS = 1000;
 const WIDTH = 300;
@@ -13,8 +13,9 @@ const HEIGHT = 76;
 export const PERCENT = { unit: "%", top: 100, digits: 0 };
 
 /**
- * Charts in one container. Each item is {key, title, value, scale, unit, limit, top, digits, detail}. `key` is the name of
- * its gauge in the server's history, whose numbers `scale` divides; value null means unknown.
+ * Charts in one container. Each item is {key, title, value, scale, unit, limit, top, digits, detail, points}. `key` is the
+ * name of its gauge in the server's history, whose numbers `scale` divides; value null means unknown. Of an item with
+ * `points`, [time in ms, number or null] each, these are the curve.
  */
 export class Charts {
   constructor(container) {
@@ -46,12 +47,16 @@ function makeChart(first) {
 
   function update(item) {
     const now = Date.now();
-    if (version !== pastVersion()) {
-      version = pastVersion();
-      points = pastOf(item.key).map(([time, number]) => [time, number === null ? null : number / (item.scale ?? 1)]);
+    if (item.points) {
+      points = item.points;
+    } else {
+      if (version !== pastVersion()) {
+        version = pastVersion();
+        points = pastOf(item.key).map(([time, number]) => [time, number === null ? null : number / (item.scale ?? 1)]);
+      }
+      points.push([now, item.value]);
+      while (points[0][0] < now - SPAN_MS) points.shift();
     }
-    points.push([now, item.value]);
-    while (points[0][0] < now - SPAN_MS) points.shift();
     const text = formatNumber(item.value, item.digits, item.unit && ` ${item.unit}`);
     setText(value, text);
     setText(detail, item.detail ?? "");

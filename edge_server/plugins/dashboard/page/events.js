@@ -4,6 +4,7 @@ import { access, request, serverEvents } from "./api.js";
 import { byId, element, note } from "./dom.js";
 
 const MAX_SHOWN = 200;
+const MAX_LOADS = 500;
 const FIRST_WAIT_MS = 1000;
 const MAX_WAIT_MS = 15000;
 
@@ -23,6 +24,7 @@ export async function followEvents(onEvent) {
         if (response.headers.get("Edge-Server-Run") !== run) {
           run = response.headers.get("Edge-Server-Run");
           list.replaceChildren();
+          loads.length = 0;
           newest = { key: "", count: 0 };
         }
         wait = FIRST_WAIT_MS;
@@ -30,6 +32,8 @@ export async function followEvents(onEvent) {
           const event = JSON.parse(data);
           after = event.number;
           show(event);
+          if (event.kind.startsWith("model.")) loads.push(event);
+          if (loads.length > MAX_LOADS) loads.shift();
           onEvent(event);
         }
       } catch { /* The server is restarting: try again. */ }
@@ -64,7 +68,7 @@ const SENTENCES = {
 
 function subjectOf({ kind, name, model, version, source, sink }) {
   if (kind in SENTENCES && kind.startsWith("server.")) return "";
-  const who = name ?? model ?? source ?? sink;
+  const who = name ?? source ?? sink ?? model;
   return [who, version && `version ${version}`].filter(Boolean).join(" ");
 }
 
@@ -85,6 +89,8 @@ function sentenceOf(event) {
 }
 
 const list = byId("events-list");
+/** Events of models, the oldest first. */
+const loads = [];
 const filter = byId("events-kind");
 /** What the newest entry repeats, and how often it came. */
 let newest = { key: "", count: 0 };
@@ -92,6 +98,9 @@ let newest = { key: "", count: 0 };
 filter.addEventListener("change", () => {
   for (const item of list.children) hideOthers(item);
 });
+
+/** Return the events of a model as {time, kind, text}, the newest first. */
+export const eventsOf = (name) => loads.filter(({ model }) => model === name).reverse().map((event) => ({ time: new Date(event.time_s * 1000), kind: kindOf(event), text: sentenceOf(event) }));
 
 const hideOthers = (item) => { item.hidden = Boolean(filter.value) && item.dataset.kind !== filter.value; };
 

@@ -1,22 +1,17 @@
-// The table of models: states, versions, how they run, latency, and why one failed. Failed ones are first.
+// The table of models: states, how they run, latency, and why one failed. Failed ones are first, and a click opens a model's card.
 
-import { access, modelPath, postJson } from "./api.js";
-import { byId, cellsOf, element, formatBytes, formatNumber, keepChildren, note, setBadge, setText, titleRow } from "./dom.js";
+import { access } from "./api.js";
+import { byId, cellsOf, element, formatNumber, keepChildren, note, setBadge, setText } from "./dom.js";
 import { Rates } from "./charts.js";
+import { chooseModel, chosenModel, KINDS, runsOn } from "./model_card.js";
 
 const MAX_SHOWN = 20;
 const MIN_FILTERED = 8;
 /** Letters of a reason in one line; a click shows the rest. */
 const MAX_REASON = 110;
-const KINDS = { READY: "ok", LOADING: "busy", UNLOADING: "busy", UNAVAILABLE: "bad" };
 const ORDER = { UNAVAILABLE: 0, LOADING: 1, UNLOADING: 1 };
-// Words of the server that say little to who does not know them.
-const PRECISIONS = { "as the model says": "as in the file", int: "integers" };
-/** Classes and titles. */
-const COLUMNS = [
-  ["name", "Model"], ["version", "Version"], ["state", "State"], ["runs", "Runs on"], ["precision", "Precision"], ["number", "Latency"],
-  ["number", "Requests/s"], ["number", "Memory"], ["actions", "Actions"],
-];
+/** Classes and titles, which stand before the values: the table is too narrow for columns. */
+const COLUMNS = [["name", "Model"], ["state", "State"], ["runs", "Runs on"], ["number", "Latency"], ["number", "Requests/s"]];
 const rates = new Rates();
 const means = new Map();
 const rows = new Map();
@@ -24,8 +19,6 @@ const filter = byId("models-filter");
 const more = byId("models-more");
 let isOpen = false;
 let show = () => {};
-
-byId("models-head").append(titleRow(COLUMNS));
 
 filter.addEventListener("input", () => show());
 more.addEventListener("click", () => {
@@ -36,11 +29,8 @@ more.addEventListener("click", () => {
 // Triton's index has one word for a version that failed and one that was unloaded.
 const isUnloaded = ({ state, reason }) => state === "UNAVAILABLE" && /^unloaded/.test(reason ?? "");
 
-/** Return whether a version may be rolled back to. */
-const isGood = (item) => item.state !== "UNAVAILABLE" || isUnloaded(item);
-
-/** Return the entries to show: those of the repository index, else the loaded versions. */
-function entriesOf({ index, versions, loaded, activity }) {
+/** Return the entries to show: those of the repository index, else the loaded versions. Failed ones are first. */
+export function entriesOf({ index, loaded, activity }) {
   const key = (item) => `${item.name}\n${item.version ?? ""}`;
   const byKey = (items) => new Map((items ?? []).map((item) => [key(item), item]));
   const reports = byKey(loaded);
@@ -49,8 +39,10 @@ function entriesOf({ index, versions, loaded, activity }) {
   const all = entries.map((entry) => {
     const counted = counts.get(key(entry));
     const state = isUnloaded(entry) ? "UNLOADED" : entry.state ?? "NOT LOADED";
-    const hasEarlier = versions?.some((item) => item.name === entry.name && item.version < entry.version && isGood(item));
-    return { ...entry, state, hasEarlier, key: key(entry), report: reports.get(key(entry)), figures: counted && figuresOf(key(entry), counted, activity.readAt) };
+    return {
+      ...entry, state, key: key(entry), reason: withoutName(entry.reason ?? "", entry.name), report: reports.get(key(entry)),
+      figures: counted && figuresOf(key(entry), counted, activity.readAt),
+    };
   });
   return all.sort((a, b) => (ORDER[a.state] ?? 2) - (ORDER[b.state] ?? 2) || a.name.localeCompare(b.name) || Number(a.version) - Number(b.version));
 }
@@ -65,22 +57,20 @@ function figuresOf(key, counts, readAt) {
   return { latencyMs: means.get(key) ?? null, perSecond: rates.perSecond(`${key} requests`, counts.succeeded + counts.failed, readAt) };
 }
 
-/** Return how many models have failed. */
-export function updateModels(state, tryModel, changed) {
-  const entries = entriesOf(state);
+/** Show the entries. Return how many models have failed. `hasIndex`: they are all of the repository. */
+export function updateModels(entries, hasIndex) {
   const names = (wanted) => new Set(entries.filter((entry) => !wanted || entry.state === wanted).map((entry) => entry.name)).size;
   const failed = names("UNAVAILABLE");
-  setText(byId("models-count"), entries.length ? `${names("READY")} ${state.index ? `of ${names()} ` : ""}ready` : "");
+  setText(byId("models-count"), entries.length ? `${names("READY")} ${hasIndex ? `of ${names()} ` : ""}ready` : "");
   setBadge(byId("models-failed"), failed ? `${failed} failed` : "", "bad");
-  byId("models-head").hidden = !entries.length;
   filter.hidden = entries.length < MIN_FILTERED && !filter.value;
-  note(byId("models-note"), state.index || !access.allowed.metadata ? "" : "States of models that are not loaded need a key.");
-  show = () => showRows(entries, tryModel, changed);
+  note(byId("models-note"), hasIndex || !access.allowed.metadata ? "" : "States of models that are not loaded need a key.");
+  show = () => showRows(entries);
   show();
   return failed;
 }
 
-function showRows(entries, tryModel, changed) {
+function showRows(entries) {
   const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
   const found = entries.filter((entry) => {
     const text = `${entry.name} ${entry.state} ${entry.report?.runtime ?? ""} ${entry.report?.device ?? ""}`.toLowerCase();
@@ -89,7 +79,7 @@ function showRows(entries, tryModel, changed) {
   // Failed ones are never folded away.
   const limit = isOpen ? found.length : Math.max(MAX_SHOWN, found.filter((entry) => entry.state === "UNAVAILABLE").length);
   const folded = Math.max(0, found.length - limit);
-  keepChildren(byId("models-rows"), rows, found.slice(0, limit), (entry) => entry.key, (entry) => makeRow(entry, tryModel, changed));
+  keepChildren(byId("models-rows"), rows, found.slice(0, limit), (entry) => entry.key, makeRow);
   more.hidden = !folded && !(isOpen && found.length > MAX_SHOWN);
   more.setAttribute("aria-expanded", String(isOpen));
   setText(more, isOpen ? "Show fewer" : `Show ${folded} more`);
@@ -99,11 +89,11 @@ edge-server serve --demo shows two models and a camera.`);
 }
 
 /** Return a name with places where a narrow column may break it. */
-export const breakable = (name) => name.split(/(?<=[_.-])/).flatMap((part) => [part, element("wbr")]);
+const breakable = (name) => name.split(/(?<=[_.-])/).flatMap((part) => [part, element("wbr")]);
 
 /** Return a reason without the name and version that the row shows already. */
 function withoutName(reason, name) {
-  const found = /^(?:model )?'?(.+?)'?(?: version \d+)?: /.exec(reason);
+  const found = /^(?:model )?'?(.+?)'?(?: version \d+)?[:,] /.exec(reason);
   return found?.[1] === name ? reason.slice(found[0].length) : reason;
 }
 
@@ -113,61 +103,39 @@ function partsOf(text) {
   return [end < text.length ? `${text.slice(0, end).replace(/[;.]$/, "")} …` : text, text.slice(end)];
 }
 
-function makeRow(first, tryModel, changed) {
+function makeRow({ name }) {
   const state = element("span");
+  const version = element("span.muted");
   const short = element("summary");
   const whole = element("p");
   const folded = element("details", short, whole);
-  const reason = element("td.reason", { colspan: "9", role: "cell" }, folded);
+  const reason = element("td.reason", { colspan: COLUMNS.length, role: "cell" }, folded);
   const reasonRow = element("tr", { role: "row" }, reason);
-  const cells = cellsOf(COLUMNS, "name", "state", "actions");
-  const [name, version, stateCell, runs, precision, latency, perSecond, memory, actions] = cells;
-  const button = (text, click, label = text) => element("button", { click, "aria-label": `${label} ${first.name}` }, text);
-  const order = (root, action, question) => async () => {
-    if (!window.confirm(question)) return;
-    const path = modelPath(first.name, action, root);
-    try {
-      await postJson(path, {});
-      note(byId("problem"), "");
-    } catch (error) {
-      note(byId("problem"), `${first.name}: ${error.message}`);
-    }
-    changed();
-  };
-  const buttons = {
-    try: button("Try", () => tryModel(first.name)),
-    load: button("Load", order("v2/repository", "load", `Load ${first.name}?`)),
-    unload: button("Unload", order("v2/repository", "unload", `Unload ${first.name}?`)),
-    rollback: button("Roll back", order("edge/v1", "rollback", `Roll ${first.name} back to the version before?`)),
-    unpin: button("Remove pin", order("edge/v1", "unpin", `Serve the newest version of ${first.name} again?`), "Remove the pin of"),
-  };
-  name.append(...breakable(first.name));
-  setText(version, first.version ?? "");
+  const cells = cellsOf(COLUMNS, "name", "state");
+  const [nameCell, stateCell, runs, latency, perSecond] = cells;
+  const button = element("button.link", { "aria-controls": "model" }, ...breakable(name));
+  nameCell.append(button, " ", version);
   stateCell.append(state);
-  actions.append(...Object.values(buttons));
-  const node = element("tbody", { "data-model": first.name, role: "rowgroup" }, element("tr", { role: "row" }, ...cells), reasonRow);
-  function update({ state: named, reason: why, hasEarlier, report, figures }) {
+  const node = element("tbody", { "data-model": name, role: "rowgroup", click: (event) => {
+    if (event.target.closest("summary")) return;
+    chooseModel(name);
+    show();
+  } }, element("tr", { role: "row" }, ...cells), reasonRow);
+  function update({ state: named, version: number, reason: why, report, figures }) {
+    const isChosen = name === chosenModel();
+    node.classList.toggle("chosen", isChosen);
+    button.setAttribute("aria-pressed", isChosen);
+    setText(version, number ? `version ${number}` : "");
     setBadge(state, named, KINDS[named] ?? "");
-    const text = withoutName(why ?? "", first.name);
-    const [begin, rest] = partsOf(text);
+    const [begin, rest] = partsOf(why);
     setText(short, begin);
-    setText(whole, rest && text);
+    setText(whole, rest && why);
     folded.className = rest ? "" : "whole";
     reasonRow.hidden = !why || why === "unloaded";
     reason.className = named === "UNAVAILABLE" ? "reason bad" : "reason";
-    setText(runs, report ? (report.instance_count ? `${report.runtime} on ${report.device}` : report.runtime) : "");
-    setText(precision, PRECISIONS[report?.precision] ?? report?.precision ?? "");
-    setText(memory, report ? formatBytes(report.load_rss_bytes) : "");
+    setText(runs, report ? runsOn(report) : "");
     setText(latency, figures ? formatNumber(figures.latencyMs, 1, " ms") : "");
     setText(perSecond, figures ? formatNumber(figures.perSecond) : "");
-    const isReady = named === "READY";
-    const mayLoad = access.may_change_models && access.loads_on_request;
-    buttons.try.hidden = !isReady || !access.allowed.inference;
-    buttons.load.hidden = !mayLoad || isReady;
-    buttons.unload.hidden = !mayLoad || !isReady;
-    const isPinned = /pinned to version/.test(why ?? "");
-    buttons.rollback.hidden = !access.may_change_models || !isReady || isPinned || !hasEarlier;
-    buttons.unpin.hidden = !access.may_change_models || !isPinned;
   }
   return { node, update };
 }

@@ -15,11 +15,20 @@ const headersOf = (variable) => Object.entries(keyHeaders(access, variable));
 
 const curlKey = () => headersOf("$EDGE_KEY").map(([name, value]) => ` \\\n  -H "${name}: ${value}"`).join("");
 
-/** Return a disclosure with texts to copy: [title, text] each. `make` is called when it is opened. */
+/**
+ * Return a disclosure with texts to copy. `make` returns [title, text] of each, or throws what is missing; it is called when
+ * the disclosure is opened, and again by each event "toggle" while it is open.
+ */
 export function snippets(make) {
   const body = element("div.snippets");
-  const node = element("details", { toggle: () => node.open && body.replaceChildren(...make().map(([title, text]) => snippet(title, text))) },
-                       element("summary", "The same request as a command or a program"), body);
+  const node = element("details.copy", { toggle: async () => {
+    if (!node.open) return;
+    try {
+      body.replaceChildren(...(await make()).map(([title, text]) => snippet(title, text)));
+    } catch (error) {
+      body.replaceChildren(element("p.note", error.message));
+    }
+  } }, element("summary", "Copy as curl or Python"), body);
   return node;
 }
 

@@ -10,7 +10,10 @@ import { readOutputs } from "./tensors.js";
 import { run, showResult, stopwatch } from "./try_run.js";
 
 export function pictureForm(name) {
-  return [pictureZone("Drop a picture here: JPEG, PNG, BMP or WebP", (file) => send(name, file))];
+  return [
+    pictureZone("Drop a picture here: JPEG, PNG, BMP or WebP", (file) => send(name, file)),
+    snippets(() => pictureSnippets(perceptionPath(name))),
+  ];
 }
 
 function send(name, file) {
@@ -55,6 +58,5 @@ async function showSeen(file, seen, took) {
         svg("rect", { width: Math.max(0, Math.min(100, item.score * 100)), height: 6 })),
   )));
   const found = seen.map ? `${describeMap(seen.map)}. ` : scores.length ? "" : "Nothing found. ";
-  showResult(element("div.answer", canvas, element("div", list, element("p.note", found + took))),
-             snippets(() => pictureSnippets(perceptionPath(seen.model))));
+  showResult(element("div.answer", canvas, element("div", list, element("p.note", found + took))));
 }

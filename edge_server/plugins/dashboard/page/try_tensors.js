@@ -24,19 +24,26 @@ export function tensorForm(name, metadata, hasSequences) {
     const inputs = tensors.map((tensor) => ({ ...tensor, bytes: encode(tensor.datatype, tensor.values) }));
     const { version, outputs } = await infer(name, inputs, signal, parameters);
     sequence?.advance();
-    const typed = tensors.map((tensor) => (tensor.fill === "values" ? tensor : { ...tensor, values: null }));
+    copy.dispatchEvent(new Event("toggle"));
     showResult(
       ...tensors.flatMap(({ canvas }) => (canvas ? [element("figure", canvas, element("figcaption.note", "The picture as the model gets it"))] : [])),
-      tensorTable("Inputs", typed), tensorTable("Outputs", outputs), element("p.note", took(version)),
+      tensorTable("Inputs", withoutFilled(tensors)), tensorTable("Outputs", outputs), element("p.note", took(version)),
       ...tensors.flatMap(({ lines }) => (lines ? permanent(lines, takesClasses ? outputs[0] : null) : [])),
-      snippets(() => (tensors.length === 1 && tensors[0].conversion ? pictureTensorSnippets(name, tensors[0], parameters) : tensorSnippets(name, typed, parameters))),
     );
+  });
+  const copy = snippets(async () => {
+    const tensors = await Promise.all(fields.map((field) => field.read()));
+    const parameters = sequence?.read();
+    return tensors.length === 1 && tensors[0].conversion ? pictureTensorSnippets(name, tensors[0], parameters) : tensorSnippets(name, withoutFilled(tensors), parameters);
   });
   return [element(
     "form", { submit: (event) => { event.preventDefault(); send(); } }, ...fields.map(({ node }) => node),
     sequence?.node, element("div.row", element("button.primary", { type: "submit" }, "Send")),
-  )];
+  ), copy];
 }
+
+/** Return tensors of which only those that were typed have values. */
+const withoutFilled = (tensors) => tensors.map((tensor) => (tensor.fill === "values" ? tensor : { ...tensor, values: null }));
 
 /** Return the lines, with what they do. `scores`: the output of a classifier, or null. */
 function permanent(lines, scores) {

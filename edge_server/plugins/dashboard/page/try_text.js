@@ -10,13 +10,14 @@ export function textForm(name, isChat, isDecoupled) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   } });
   const limit = element("input", { type: "number", id: "try-tokens", min: "1", max: "4096", value: "128" });
+  const request = () => ({ text: prompt.value, limit: Number(limit.value) });
   const send = (event) => {
     event.preventDefault();
     if (!prompt.value.trim()) return;
-    const asked = { text: prompt.value, limit: Number(limit.value) };
+    const asked = request();
     const output = element("pre.output.prose", { tabindex: "0", "aria-label": "Answer", hidden: true });
     const rate = element("p.note");
-    showResult(output, rate, snippets(() => snippetsOf(name, asked, isChat)));
+    showResult(output, rate);
     const began = performance.now();
     let first = 0;
     const add = (text) => {
@@ -41,7 +42,7 @@ export function textForm(name, isChat, isDecoupled) {
             ...(isChat ? [element("label", { for: "try-tokens" }, "At most this many tokens"), limit] : []),
             element("button.primary", { type: "submit" }, "Send"),
             element("button", { click: stopRun }, "Stop")),
-  )];
+  ), snippets(() => snippetsOf(name, request(), isChat))];
 }
 
 const chatBody = (name, { text, limit }) => ({ model: name, messages: [{ role: "user", content: text }], max_tokens: limit });

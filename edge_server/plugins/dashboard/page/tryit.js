@@ -1,57 +1,37 @@
-// The form of one model: a picture, a prompt, or tensors as JSON. It is inference, and follows its access rule.
+// The form of the chosen model: a picture, a prompt, or tensors as JSON. It is inference, and follows its access rule.
 
-import { access, getJson, modelPath } from "./api.js";
+import { access } from "./api.js";
 import { byId, element } from "./dom.js";
 import { pictureForm } from "./try_picture.js";
 import { stopRun } from "./try_run.js";
 import { tensorForm } from "./try_tensors.js";
 import { textForm } from "./try_text.js";
 
-let shown = null;
+let shown = "";
 
-const select = byId("try-model");
-select.addEventListener("change", () => open(select.value));
+// What is offered to copy is the request that the form would send now.
+byId("try-form").addEventListener("input", () => byId("try-form").querySelector(".copy")?.dispatchEvent(new Event("toggle")));
 
-/** Show the models that serve; the form of the chosen one stays as it is. */
-export function updateTry(names) {
-  const usable = access.allowed.inference ? names : [];
-  if (usable.join("\n") !== [...select.options].map((option) => option.value).join("\n")) {
-    const chosen = select.value;
-    select.replaceChildren(...usable.map((name) => element("option", { value: name }, name)));
-    if (usable.includes(chosen)) select.value = chosen;
-  }
-  byId("try-row").hidden = !usable.length;
-  if (select.value !== shown) open(select.value);
-}
-
-export function tryModel(name) {
-  select.value = name;
-  if (select.value !== shown) open(name);
-  byId("try").scrollIntoView();
-  select.focus({ preventScroll: true });
-}
-
-async function open(name) {
-  shown = name;
+/**
+ * Show the form of a model. `details` are its {metadata, config, recognised}, without them if it is not ready, or
+ * {problem}; null: not known yet. The form that is there stays if it is of the same details.
+ */
+export function showForm(name, details) {
+  const { metadata, config, recognised, problem } = details ?? {};
+  const text = JSON.stringify([name, details && [metadata, config, recognised, problem], access.allowed.inference]);
+  if (shown === text) return;
+  shown = text;
   stopRun();
-  const form = byId("try-form");
   byId("try-result").replaceChildren();
-  if (!name) {
-    form.replaceChildren(element("p.note", access.allowed.inference ? "No model is ready." : "Inference needs a key."));
-    return;
+  byId("try-form").replaceChildren(...nodesOf());
+
+  function nodesOf() {
+    if (!access.allowed.inference) return [element("p.note", "Inference needs a key.")];
+    if (!details) return [];
+    if (problem) return [element("p.error", problem)];
+    if (!metadata) return [element("p.note", "The model is not ready.")];
+    return formOf(name, metadata, { ...config, parameters: { ...config.parameters, ...recognised } });
   }
-  form.replaceChildren();
-  let made;
-  try {
-    const metadata = access.allowed.metadata ? await getJson(modelPath(name)) : { inputs: [], outputs: [] };
-    const config = access.allowed["model-config"] ? await getJson(modelPath(name, "config")) : {};
-    const loaded = access.allowed.metadata ? (await getJson("edge/v1/models")).models : [];
-    const recognised = loaded.find((model) => model.name === name)?.recognised;
-    made = formOf(name, metadata, { ...config, parameters: { ...config.parameters, ...recognised } });
-  } catch (error) {
-    made = [element("p.error", error.message)];
-  }
-  if (shown === name) form.replaceChildren(...made);
 }
 
 function formOf(name, metadata, config) {
