@@ -1,7 +1,8 @@
-"""Robot policies over GR00T's ZeroMQ, with a real server and messages as its clients of N1.5 to N1.7 send them."""
+"""GR00T's ZeroMQ, with a server in this process and messages as its clients of N1.5 to N1.7 send them."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -14,13 +15,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper
 
+import edge_server
 from tests.kit.eventually import eventually
-from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import model_folder
-from tests.kit.server import serve
 
 msgpack = pytest.importorskip("msgpack", reason="needs msgpack, of the extra policies")
 zmq = pytest.importorskip("zmq", reason="needs pyzmq, of the extra policies")
@@ -37,7 +36,7 @@ parameters { key: "policy_inputs" value { string_value: "KEYS" } }
 parameters { key: "image_input" value { string_value: "view" } }
 parameters { key: "image_scale" value { string_value: "1/255" } }
 """
-DOCUMENT = (Path(__file__).parents[2] / "docs/robots.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs/robots.md").read_text()
 NEW_KEYS = re.search(r'"policy_inputs" value \{ string_value: "(view=.*)"', DOCUMENT)[1]
 OLD_KEYS = "view=video.ego_view, left=state.left_arm, task=annotation.human.task_description"
 
@@ -83,17 +82,20 @@ def two_frames_model() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def find_address(server: Any) -> str:
-    found = re.search(r"GR00T (tcp://127\.0\.0\.1:\d+)", "\n".join(server.banner))
-    assert found, server.banner
-    return found[1]
+@contextlib.contextmanager
+def serve(models: Path, port: str, **settings: Any) -> Iterator[Any]:
+    """Run a server with GR00T's port; `address` is the port's."""
+    with edge_server.Server(models, policy_groot=port, **settings) as server:
+        (server.address,) = (
+            text.removeprefix("GR00T ") for text in server._core.plugins.addresses() if "GR00T" in text
+        )  # type: ignore
+        yield server
 
 
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[Any]:
-    with serve(models, "--policy-groot=127.0.0.1:0/humanoid") as server:
+    with serve(models, "127.0.0.1:0/humanoid") as server:
         yield server
-        assert "Traceback" not in server.log(), server.log()
 
 
 class Client:
@@ -160,7 +162,7 @@ def connect(server: Any) -> Iterator[Callable[..., Client]]:
     clients: list[Client] = []
 
     def connect(address: str = "", encode: Any = encode, decode: Any = decode) -> Client:
-        clients.append(Client(address or find_address(server), encode, decode))
+        clients.append(Client(address or server.address, encode, decode))
         return clients[-1]
 
     yield connect
@@ -175,35 +177,27 @@ OBSERVATION = {"video": {"ego_view": VIEW}, "state": {"left_arm": LEFT}, "langua
 
 @pytest.mark.parametrize("decode", [decode, decode_as_msgpack_numpy])
 @pytest.mark.parametrize("encode", [encode, encode_as_msgpack_numpy])
-def test_the_newest_clients_get_the_actions_that_tritons_client_gets(
+def test_the_newest_clients_get_the_actions_that_the_model_gives(
     server: Any, connect: Callable[..., Client], encode: Any, decode: Any
 ) -> None:
     actions, info = connect("", encode, decode).call("get_action", {"observation": OBSERVATION, "options": None})
-    client = grpcclient.InferenceServerClient(server.grpc)
-    inputs = []
-    for name, array, kind in (
-        ("view", np.full((3, 4, 4), 0.2, np.float32), "FP32"),
-        ("left", LEFT[0, 0], "FP32"),
-        ("task", np.array(["pick it"], object), "BYTES"),
-    ):
-        inputs.append(infer_input(grpcclient, name, array, kind))
-    expected = client.infer("humanoid", inputs)
-    client.close()
+    inputs = {"view": np.full((3, 4, 4), 0.2, np.float32), "left": LEFT[0, 0], "task": ["pick it"]}
+    expected = server.infer("humanoid", inputs).outputs
     assert sorted(actions) == ["left_arm", "waist"]
     for name, array in actions.items():
         assert array.shape[0] == 1
-        np.testing.assert_allclose(array[0], expected.as_numpy(name), rtol=1e-6)
+        np.testing.assert_allclose(array[0], expected[name], rtol=1e-6)
     assert info == {"model": "humanoid"}
 
 
 def test_an_older_client_sends_a_bare_observation_and_gets_bare_actions(
     models: Path, connect: Callable[..., Client]
 ) -> None:
-    with serve(models, "--policy-groot=127.0.0.1:0/old") as server:
+    with serve(models, "127.0.0.1:0/old") as server:
         observation = {
             "video.ego_view": VIEW[0], "state.left_arm": LEFT[0], "annotation.human.task_description": ["pick it"],
         }  # fmt: skip
-        client = connect(find_address(server))
+        client = connect(server.address)
         found = {kind: json.loads(text) for kind, text in client.call("get_modality_config").items()}
         assert [found[kind]["modality_keys"] for kind in ("video", "state", "language")] == [
             [key] for key in observation
@@ -212,16 +206,15 @@ def test_an_older_client_sends_a_bare_observation_and_gets_bare_actions(
         assert actions["left_arm"].tolist() == [[1.5, -2.0], [2.5, -1.0], [3.5, 0.0]]
 
 
-def test_a_policy_of_several_frames_gets_those_that_it_asks_for(
-    repository: Any, connect: Callable[..., Client]
-) -> None:
+def test_a_policy_of_several_frames_gets_those_that_it_asks_for(tmp_path: Path, connect: Callable[..., Client]) -> None:
     """The client does as NVIDIA's example for DROID: it keeps as many pictures as the steps of the video say."""
     steps = re.search(r'parameters \{ key: "policy_frame_steps" .*', DOCUMENT)[0]
     keys = NEW_KEYS.rpartition(", task=")[0]
     parameters = re.findall('parameters.*"policy_.*', HUMANOID.replace("KEYS", keys))
-    repository.add("droid", "\n".join([*parameters, steps]), model=two_frames_model())
-    with serve(repository.path, "--policy-groot=127.0.0.1:0") as server:
-        client = connect(find_address(server))
+    graph = {"1/model.onnx": two_frames_model().SerializeToString()}
+    model_folder(tmp_path / "droid", "\n".join([*parameters, steps]), graph)
+    with serve(tmp_path, "127.0.0.1:0") as server:
+        client = connect(server.address)
         found = client.call("get_modality_config")
         assert found["video"]["delta_indices"] == found["state"]["delta_indices"] == [-15, 0]
         pictures = [np.full((4, 6, 3), at, np.uint8) for at in range(16)]
@@ -247,17 +240,13 @@ def test_the_other_calls_are_answered(connect: Callable[..., Client]) -> None:
     assert client.call("reset", {"options": None}) == {}
 
 
-def test_nobody_stops_the_server_by_a_call(server: Any, connect: Callable[..., Client]) -> None:
-    assert connect().call("kill") == {"error": "the call kill is refused: clients cannot stop this server"}
-    assert server.get("/v2/health/live")[0] == 200
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         ({"endpoint": "get_action", "data": {"observation": {**OBSERVATION, "state": {}}}}, "lacks 'state/left_arm'"),
         ({"endpoint": "get_action"}, "expected an observation as a map, given a value of type NoneType"),
         ({"endpoint": "get_action", "data": {"observation": 5}}, "expected an observation as a map, given a value of"),
+        ({"endpoint": "kill"}, "the call kill is refused: clients cannot stop this server"),
         ({"endpoint": ["x"]}, "expected the call ping, get_modality_config, reset or get_action, given '['x']'"),
         (
             {"data": {"observation": {**OBSERVATION, "state": {"left_arm": np.zeros((2, 1, 2), np.float32)}}}},
@@ -292,7 +281,7 @@ def test_robots_are_limited_and_one_that_leaves_gives_its_place_to_another(
     assert robots[-1].call("ping")["status"] == "ok"
     robots[0].close()
     assert eventually(lambda: "error" not in robots[-1].call("get_action", {"observation": OBSERVATION}))
-    counted = re.search(r'edge_policy_robots\{model="humanoid",wire="groot"\} (\d+)', server.read_metrics())
+    counted = re.search(r'edge_policy_robots\{model="humanoid",wire="groot"\} (\d+)', server.metrics())
     assert counted
     assert int(counted[1]) == 16
 
@@ -306,8 +295,8 @@ def test_a_token_is_taken_as_the_client_sends_it(models: Path, connect: Callable
     token = secrets.token_hex(32)
     tokens = tmp_path / "tokens"
     tokens.write_text(f"robot {hashlib.sha256(token.encode()).hexdigest()} inference\n")
-    with serve(models, "--policy-groot=127.0.0.1:0/humanoid", f"--auth-tokens-file={tokens}") as server:
-        client = connect(find_address(server))
+    with serve(models, "127.0.0.1:0/humanoid", auth_tokens_file=str(tokens)) as server:
+        client = connect(server.address)
         assert "error" in client.call("ping")
         assert "error" in client.call("ping", api_token="wrong")
         assert client.call("ping", api_token=token)["status"] == "ok"
@@ -315,14 +304,5 @@ def test_a_token_is_taken_as_the_client_sends_it(models: Path, connect: Callable
         message = {"endpoint": "ping", "data": [[0] * 60_000] * 4, "api_token": "wrong"}
         refused = client.send(msgpack.packb(message))
         assert "values in lists and maps" not in refused["error"]
-        robot = connect(find_address(server))
+        robot = connect(server.address)
         assert "200000 values in lists and maps" in robot.send(msgpack.packb({**message, "api_token": token}))["error"]
-
-
-def test_an_address_in_use_ends_the_start_with_a_sentence(server: Any, models: Path) -> None:
-    port = find_address(server).rpartition(":")[2]
-    with (
-        pytest.raises(AssertionError, match=rf"--policy-groot=127\.0\.0\.1:{port}: cannot listen: Address already in"),
-        serve(models, f"--policy-groot=127.0.0.1:{port}"),
-    ):
-        pass
