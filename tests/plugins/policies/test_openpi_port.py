@@ -180,10 +180,11 @@ def test_robots_are_in_the_report_and_in_status(server: Any, connect: Callable[.
     assert "arm over openpi: " in run_command("status", f"--url={url}").stdout
 
 
-def test_a_robot_is_one_sequence_and_two_robots_are_two(connect: Callable[..., Robot]) -> None:
+def test_a_robot_is_one_sequence_and_two_robots_are_two(server: Any, connect: Callable[..., Robot]) -> None:
     one, other = connect("counter"), connect("counter")
     assert [robot.act(0, 0).item() for robot in (one, one, other, one)] == [1, 2, 1, 3]
     one.socket.close()
+    assert eventually(lambda: 'edge_sequences_live{model="counter",version="1"} 1\n' in server.metrics())
     assert connect("counter").act(0, 0).item() == 1
 
 
