@@ -215,8 +215,16 @@ def serve(
             server.output()
 
 
+@dataclass(kw_only=True)
+class ServerHere(Addresses):
+    """A server in this process."""
+
+    server: Any
+    """The edge_server.Server."""
+
+
 @contextlib.contextmanager
-def serve_here(repository: Path, **settings: Any) -> Iterator[Addresses]:
+def serve_here(repository: Path, **settings: Any) -> Iterator[ServerHere]:
     """Run a server in this process until the end of the block: for rules of wires that need no process. It finds no
     sensors.
 
@@ -229,4 +237,5 @@ def serve_here(repository: Path, **settings: Any) -> Iterator[Addresses]:
 
     ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)
     with edge_server.Server(repository, **ports, sysfs_root=machine_without_sensors(), **settings) as server:
-        yield Addresses(*(f"127.0.0.1:{port}" for port in (server.http_port, server.grpc_port, server.metrics_port)))
+        http, grpc, metrics = (f"127.0.0.1:{port}" for port in (server.http_port, server.grpc_port, server.metrics_port))
+        yield ServerHere(http=http, grpc=grpc, metrics=metrics, server=server)

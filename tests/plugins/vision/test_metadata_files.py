@@ -19,7 +19,7 @@ from edge_server.client import FrameStream, StreamError
 from edge_server.protocol.frame_messages import Returns
 from tests.e2e.yolo_exports import FOUND, NAMES, SIDE, scores, spread, stretched
 from tests.kit.models import Repository, finish
-from tests.kit.server import serve
+from tests.kit.server import serve_here
 from tests.plugins.vision.test_exporters import PADDLE, of_hugging_face
 
 LOGITS = np.log(scores() / (1 - scores()))
@@ -100,7 +100,7 @@ def server(module_repository: Repository, tmp_path_factory: pytest.TempPathFacto
     (export / "model.onnx").write_bytes(rows_of_a_batch(constants).SerializeToString())
     (export / "infer_cfg.yml").write_text(paddle)
     assert main(["add", str(export), "--name=paddle_added", f"--model-repository={module_repository.path}"]) == 0
-    with serve(module_repository.path) as server:
+    with serve_here(module_repository.path) as server:
         server.config = (module_repository.path / "paddle_added/config.pbtxt").read_text()
         yield server
 

@@ -43,7 +43,7 @@ from tests.e2e.yolo_exports import (
 )  # fmt: skip
 from tests.kit.model_folder import parameters
 from tests.kit.models import Repository
-from tests.kit.server import serve
+from tests.kit.server import serve_here
 
 EXPORTS: dict[str, tuple[np.ndarray, dict[str, str]]] = {
     "detect": (detect(), {}),
@@ -78,7 +78,7 @@ def server(module_repository: Repository) -> Iterator[Any]:
     add("depth", model=export(depth(), ULTRALYTICS | {"task": "depth"}))
     add("yolov5", model=export(with_objectness(), YOLOV5))
     add("classify", model=export(np.array([0.1, 0.2, 0.7]), ULTRALYTICS | {"task": "classify"}))
-    with serve(module_repository.path) as server:
+    with serve_here(module_repository.path) as server:
         yield server
 
 
@@ -209,7 +209,7 @@ def test_a_real_export_finds_what_its_runtime_finds(repository: Repository) -> N
     x, y, width, height, *probabilities = answer[:, answer[4:].max(axis=0).argmax()].tolist()
     expected = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
     repository.add("faces", model=onnx.load(REAL))
-    with serve(repository.path) as server:
+    with serve_here(repository.path) as server:
         first = perceive(server, "faces", bytes(cv2.imencode(".png", astronaut[:, :, ::-1])[1]))["detections"][0]
         assert "recognised by its metadata: yolo detect, 18 classes" in server.notes("faces")
     assert first["label"] == "FACE_FEMALE"
