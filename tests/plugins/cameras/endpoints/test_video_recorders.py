@@ -1,4 +1,4 @@
-"""Protocols of video recorders against the installed server: DeepStack's, and the detector plug-in for Frigate."""
+"""Protocols of video recorders against a server in this process: DeepStack's, and the detector plug-in for Frigate."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_server.client import Frame, FrameHeader, FrameStream
-from tests.kit.models import BUNDLED
-from tests.kit.server import serve
+from tests.kit.models import BUNDLED, Repository
+from tests.kit.server import serve_here
 
 pytestmark = pytest.mark.full
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 DETECTOR = "face_detection_yunet"
 WIDTH, HEIGHT = 30, 32
 ROWS = WIDTH * HEIGHT * 3 // 6
@@ -66,24 +66,25 @@ def ssd_model() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def server(module_repository: Any) -> Iterator[Any]:
-    module_repository.add("rows", model=rows_model())
-    module_repository.add("ssd", model=ssd_model())
-    module_repository.add(
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    repository = Repository(tmp_path_factory.mktemp("models"))
+    repository.add("rows", model=rows_model())
+    repository.add("ssd", model=ssd_model())
+    repository.add(
         "slow",
         f"""backend: "stub"
         input {{ name: "image" data_type: TYPE_UINT8 dims: [1, {HEIGHT}, {WIDTH}, 3] }}
         output {{ name: "found" data_type: TYPE_UINT8 dims: [1, {HEIGHT}, {WIDTH}, 3] }}
         parameters {{ key: "stub_delay_ms" value {{ string_value: "3000" }} }}""",
     )
-    module_repository.add(
+    repository.add(
         "shapeless",
         f"""backend: "identity"
         input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [1, {HEIGHT}, {WIDTH}, 3] }}
         output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [1, {HEIGHT}, {WIDTH}, 3] }}""",
     )
-    shutil.copytree(BUNDLED / DETECTOR, module_repository.path / DETECTOR)
-    with serve(module_repository.path) as server:
+    shutil.copytree(BUNDLED / DETECTOR, repository.path / DETECTOR)
+    with serve_here(repository.path) as server:
         yield server
 
 
