@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import edge_server
+from edge_server.errors import UnknownModel
 from tests.kit.model_folder import model_folder
 from tests.kit.models import identity_config
 
@@ -22,6 +24,18 @@ def test_the_resources_of_the_rate_limiter_are_those_of_the_flag(tmp_path: Path)
         reasons = {entry.name: entry.reason for entry in server.models()}
         assert "asks for 4 of resource 'hands' of the CPU, and --rate-limit-resource grants 3" in reasons["greedy"]
         assert reasons["modest"] == ""
+
+
+@pytest.mark.parametrize("settings", [{"http_restricted_api": "trace:key=secret"}, {"auth_tokens_file": "tokens"}, {}])
+def test_names_are_suggested_only_where_each_client_may_list_the_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens").write_text("protect inference\n")
+    model_folder(tmp_path / "models/same", identity_config())
+    expected = r"'smae' is not found$" if settings else "did you mean 'same'"
+    with edge_server.Server(tmp_path / "models", **settings) as server, pytest.raises(UnknownModel, match=expected):  # type: ignore[arg-type]
+        server.infer("smae", INPUTS)
 
 
 def test_latencies_are_histograms_and_summaries_in_place_of_counters(tmp_path: Path) -> None:
