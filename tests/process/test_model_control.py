@@ -16,8 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
 from tests.kit.models import identity_config
-from tests.kit.server import serve
-from tests.kit.together import together
+from tests.kit.server import serve_here
 
 GATED = """
 backend: "python"
@@ -55,9 +54,8 @@ def server(module_repository: Any) -> Iterator[Any]:
     for protocol in ("http", "grpc"):
         name = f"slow_{protocol}"
         module_repository.add(name, GATED, files={"1/model.py": GATED_MODEL % str(gate_of(module_repository, name))})
-    with serve(module_repository.path, "--model-control-mode=explicit") as running:
+    with serve_here(module_repository.path, model_control_mode="explicit") as running:
         yield running
-        running.stop_cleanly()
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -201,21 +199,3 @@ def opened(server: Any, protocol: str) -> Any:
 def state(server: Any, name: str) -> str:
     _, entries = server.ask("/v2/repository/index", {})
     return next((entry.get("state", "") for entry in entries if entry["name"] == name), "")
-
-
-def test_after_concurrent_loads_and_unloads_the_model_can_be_loaded(server: Any, client: Any) -> None:
-    surprises: list[str] = []
-
-    def order(number: int) -> None:
-        with opened(server, client.protocol) as own:
-            for step in range(15):
-                try:
-                    (own.load_model if (number + step) % 2 else own.unload_model)("one")
-                except InferenceServerException as error:
-                    if CONFLICT.format("one") not in error.message():
-                        surprises.append(error.message())
-
-    together(order, range(4))
-    assert surprises == []
-    client.load_model("one")
-    assert client.is_model_ready("one")

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from tests.kit.infer_input import infer_input
 from tests.kit.models import finish
+from tests.kit.server import serve_here
 
 CONFIG = """
 backend: "{backend}"
@@ -59,10 +60,10 @@ def segment_sums() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def server(shared_server: Any, module_repository: Any) -> Iterator[Any]:
+def server(module_repository: Any) -> Iterator[Any]:
     for backend in ("onnxruntime", "openvino"):
         module_repository.add(f"sums_{backend}", CONFIG.format(backend=backend), model=segment_sums())
-    with shared_server(module_repository.path) as server:
+    with serve_here(module_repository.path) as server:
         yield server
 
 
