@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.kit.infer_input import infer_input
 from tests.kit.models import finish
 from tests.kit.server import serve
 
@@ -155,30 +152,3 @@ def test_openpis_client_gets_the_actions_of_the_bare_runtime(
     assert found["metadata"]["action_horizon"] == 50
     np.testing.assert_allclose(found["steps"], [*expected[:10], *expected[:2]], rtol=1e-5, atol=1e-5)
     assert "'state' of the observation: expected shape [14], given [3]" in found["error"]
-
-
-@pytest.mark.soak
-def test_the_time_of_an_answer_beside_tritons_client(
-    server: Any, observation: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    client = grpcclient.InferenceServerClient(server.grpc)
-    inputs = []
-    for name, array in observation.items():
-        inputs.append(infer_input(grpcclient, name, array, "FP32" if name == "state" else "UINT8"))
-    # Once a large block was freed, glibc keeps the memory of messages; until then it takes it from the kernel for each.
-    # Both clients do it, as otherwise the earlier work of a process would decide: it is half a millisecond for a call.
-    np.ones(16 << 20, np.uint8)
-    medians = []
-    for _ in range(3):
-        seconds = []
-        for _ in range(300):
-            began = time.perf_counter()
-            client.infer("act", inputs).as_numpy("action")
-            seconds.append(time.perf_counter() - began)
-        openpi = run_client(server, observation, tmp_path, calls=300)["seconds"]
-        medians.append((1000 * float(np.median(openpi)), 1000 * float(np.median(seconds))))
-    client.close()
-    with capsys.disabled():
-        for ours, triton in medians:
-            print(f"\nopenpi's client {ours:.2f} ms, Triton's gRPC client {triton:.2f} ms, ratio {ours / triton:.2f}")
-    assert len(medians) == 3

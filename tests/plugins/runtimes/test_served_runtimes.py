@@ -1,4 +1,4 @@
-"""Exported JAX functions, SavedModels and C++ libraries, dropped into the repository of the installed server."""
+"""Exported JAX functions, SavedModels and C++ libraries, dropped into the repository of a server."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tritonclient.utils import InferenceServerException
 
 import edge_server.backends
 from tests.kit.infer_input import infer_input
-from tests.kit.server import serve
+from tests.kit.server import serve_here
 
 pytestmark = pytest.mark.full
 
 HEADERS = Path(edge_server.backends.__file__).parent
-SOURCE = Path(__file__).parents[1] / "plugins" / "runtimes" / "c_backend" / "moving_average.cpp"
-SAVED_MODEL = Path(__file__).parents[1] / "data" / "linear.savedmodel"
+SOURCE = Path(__file__).parent / "c_backend" / "moving_average.cpp"
+SAVED_MODEL = Path(__file__).parents[2] / "data" / "linear.savedmodel"
 PARAMETERS = """
 max_batch_size: 8
 dynamic_batching { max_queue_delay_microseconds: 50000 }
@@ -39,11 +39,11 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started(models: Path) -> Iterator[Callable[[], Any]]:
-    """`started()` serves the models in the folder, and checks the server's log at the end."""
+    """`started()` serves the models in the folder."""
     contexts = []
 
     def start() -> Any:
-        contexts.append(serve(models))
+        contexts.append(serve_here(models))
         return contexts[-1].__enter__()
 
     yield start
@@ -118,3 +118,40 @@ def test_a_saved_model_in_tritons_folder_layout_is_served(models: Path, started:
         result = ask(server, name, features=np.array([[1, 1, 1], [0, 0, -1]], np.float32))
         np.testing.assert_allclose(result.as_numpy("scores"), [[9.5, 11.5], [-4.5, -6.5]], rtol=1e-6)
         assert result.as_numpy("best").tolist() == [[1], [0]]
+
+
+def test_a_forest_without_a_configuration_returns_its_librarys_probabilities(tmp_path: Path) -> None:
+    pytest.importorskip("treelite")
+    xgboost = pytest.importorskip("xgboost")
+    datasets = pytest.importorskip("sklearn.datasets")
+    rows, classes = datasets.load_breast_cancer(return_X_y=True)
+    model = xgboost.XGBClassifier(n_estimators=20, n_jobs=1).fit(rows, classes)
+    for name, config in (
+        ("plain", ""),
+        ("fil", 'backend: "fil"\nmax_batch_size: 64\n'
+                'input { name: "input__0" data_type: TYPE_FP32 dims: [30] }\n'
+                'output { name: "output__0" data_type: TYPE_FP32 dims: [1] }\n'
+                'instance_group { kind: KIND_AUTO }\n'
+                'parameters { key: "model_type" value { string_value: "xgboost_json" } }\n'
+                'parameters { key: "output_class" value { string_value: "true" } }\n'
+                'parameters { key: "storage_type" value { string_value: "AUTO" } }\n'
+                'dynamic_batching {}\n'),
+    ):  # fmt: skip
+        folder = tmp_path / "models" / name / "1"
+        folder.mkdir(parents=True)
+        model.save_model(folder / "xgboost.json")
+        if config:
+            (folder.parent / "config.pbtxt").write_text(config)
+    with serve_here(tmp_path / "models") as server:
+        given = rows[:5].astype("f4")
+        body = {"inputs": [{"name": "input__0", "datatype": "FP32", "shape": [5, 30], "data": given.ravel().tolist()}]}
+        status, answer = server.infer("plain", body)
+        assert status == 200, answer
+        found = np.reshape(answer["outputs"][0]["data"], answer["outputs"][0]["shape"])
+        np.testing.assert_allclose(found, model.predict_proba(given), rtol=0, atol=2e-6)
+        status, answer = server.infer("fil", body)
+        assert status == 200, answer
+        assert answer["outputs"][0]["shape"] == [5, 1]
+        assert answer["outputs"][0]["data"] == model.predict(given).tolist()
+        status, metadata = server.ask("/v2/models/plain")
+        assert [item["shape"] for item in (*metadata["inputs"], *metadata["outputs"])] == [[-1, 30], [-1, 2]]
