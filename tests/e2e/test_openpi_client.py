@@ -1,5 +1,4 @@
-"""openpi's own client, unchanged, against a policy with two cameras: the actions of the bare runtime, and the time of
-an answer beside Triton's client."""
+"""openpi's own client, unchanged, against a policy with two cameras: the actions of the bare runtime."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.kit.model_folder import model_folder
 from tests.kit.models import finish
 from tests.kit.server import serve
 
@@ -41,22 +41,15 @@ parameters { key: "policy_inputs" value { string_value: "top=images/cam_high, wr
 CALLS = """
 import json
 import sys
-import time
 
 import numpy as np
 from openpi_client import action_chunk_broker, image_tools, websocket_client_policy
 
-np.ones(16 << 20, np.uint8)  # see the test of times
 policy = websocket_client_policy.WebsocketClientPolicy("ws://" + sys.argv[1] + "/act")
 given = np.load(sys.argv[2])
 images = {"cam_high": given["top"], "cam_wrist": given["wrist"]}
 observation = {"images": images, "state": given["state"], "prompt": "pick"}
 actions = policy.infer(observation)["actions"]
-seconds = []
-for _ in range(int(sys.argv[3])):
-    began = time.perf_counter()
-    policy.infer(observation)
-    seconds.append(time.perf_counter() - began)
 broker = action_chunk_broker.ActionChunkBroker(policy, action_horizon=10)
 steps = [broker.infer(observation)["actions"].tolist() for _ in range(12)]
 error = ""
@@ -65,7 +58,7 @@ try:
 except RuntimeError as refused:
     error = str(refused)
 print(json.dumps({"metadata": policy.get_server_metadata(), "actions": actions.tolist(), "dtype": str(actions.dtype),
-                  "steps": steps, "error": error, "seconds": seconds}))
+                  "steps": steps, "error": error}))
 """
 
 
@@ -117,9 +110,8 @@ def observation() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    (folder / "act/1").mkdir(parents=True)
+    model_folder(folder / "act", CONFIG)
     write_policy(folder / "act/1/model.onnx")
-    (folder / "act/config.pbtxt").write_text(CONFIG)
     return folder
 
 
@@ -130,22 +122,18 @@ def server(models: Path) -> Iterator[Any]:
         yield server
 
 
-def run_client(server: Any, observation: dict[str, Any], folder: Path, calls: int) -> dict[str, Any]:
-    np.savez(folder / "observation.npz", **observation)
-    address = re.search(r"openpi ws://([\d.:]+)", "\n".join(server.banner))
-    assert address
-    found = subprocess.run(
-        [CLIENT, "-c", CALLS, address[1], str(folder / "observation.npz"), str(calls)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    return dict(json.loads(found.stdout))
-
-
 def test_openpis_client_gets_the_actions_of_the_bare_runtime(
     server: Any, models: Path, observation: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = run_client(server, observation, tmp_path, calls=1)
+    np.savez(tmp_path / "observation.npz", **observation)
+    address = re.search(r"openpi ws://([\d.:]+)", "\n".join(server.banner))
+    assert address
+    ran = subprocess.run(
+        [CLIENT, "-c", CALLS, address[1], str(tmp_path / "observation.npz")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
     (expected,) = onnxruntime.InferenceSession(models / "act/1/model.onnx").run(["action"], observation)
     assert found["dtype"] == "float32"
     np.testing.assert_allclose(found["actions"], expected, rtol=1e-5, atol=1e-5)

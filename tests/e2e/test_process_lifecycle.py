@@ -215,29 +215,6 @@ def test_a_missing_repository_is_one_line_and_exit_code_2(tmp_path: Path, run_co
     assert is_one_clear_line(run_command("serve"), "--model-repository")
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--http-prot=1"], ["--http-prot", "--http-port"]),
-        (["--model-repositry=x"], ["--model-repository"]),
-        (["--http-port=many"], ["--http-port", "many"]),
-        (["--http-port=70000"], ["--http-port", "70000"]),
-        (["--http-port=-1"], ["--http-port"]),
-        (["--model-control-mode=sometimes"], ["--model-control-mode", "explicit"]),
-        (["--strict-readiness=perhaps"], ["--strict-readiness"]),
-        (["--exit-timeout-secs=-3"], ["--exit-timeout-secs"]),
-        (["--log-format=xml"], ["--log-format"]),
-        (["stray"], ["stray"]),
-        (["--config=/nowhere.toml"], ["/nowhere.toml"]),
-    ],
-)
-def test_a_bad_flag_is_one_line_with_the_nearest_spelling(
-    tmp_path: Path, flags: list[str], words: list[str], run_command: Any
-) -> None:
-    given = [] if any("repositry" in flag for flag in flags) else [f"--model-repository={tmp_path}"]
-    assert is_one_clear_line(run_command("serve", *given, *flags), *words)
-
-
 def test_an_unavailable_address_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     done = serve_once(f"--model-repository={tmp_path}", *ports, "--http-address=300.1.2.3")

@@ -28,6 +28,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.server import serve
 from tests.kit.triton_stream import TritonStream
 
@@ -67,10 +68,6 @@ PHONEMES = "plˈiːz tˈɜːn ɔnðə lˈaɪt ɪnðə kˈɪtʃən."
 LONG = f"{SENTENCE} Then open the door. And now close all of the windows, because it is cold outside."
 
 
-def parameter(key: str, text: str) -> str:
-    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
-
-
 @pytest.fixture(scope="module")
 def voice() -> Path:
     """Return the ONNX file of Piper's voice."""
@@ -97,9 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, voice: Path, kokoro: Path) 
     (models / "still/1").mkdir(parents=True)
     for file in (voice, voice.with_name(f"{voice.name}.json")):
         shutil.copyfile(file, models / "still/1" / file.name)
-    (models / "still/config.pbtxt").write_text(
-        parameter("noise_scale", "0") + parameter("noise_w", "0") + parameter("max_text_characters", "300")
-    )
+    (models / "still/config.pbtxt").write_text(parameters(noise_scale=0, noise_w=0, max_text_characters=300))
     shutil.copytree(kokoro, models / "many/1")
     with serve(models, "--wyoming=127.0.0.1:0") as server:
         yield server

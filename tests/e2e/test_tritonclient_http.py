@@ -160,14 +160,6 @@ def test_statistics_and_the_index_name_the_model(any_client: Any) -> None:
     assert any({"name": "conv_openvino", "version": "1", "state": "READY"}.items() <= item.items() for item in index)
 
 
-def test_server_metadata_names_the_supported_extensions(client: Any) -> None:
-    metadata = client.get_server_metadata()
-    assert metadata["name"] == "triton"
-    assert {"classification", "binary_tensor_data", "statistics", "model_repository", "parameters"} <= set(
-        metadata["extensions"]
-    )
-
-
 def test_model_metadata_shows_the_batch_dimension(any_client: Any) -> None:
     metadata = any_client.get_model_metadata("add_sub_onnxruntime")
     assert metadata["name"] == "add_sub_onnxruntime"
