@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import signal
@@ -10,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from edge_server.client import Frame, FrameHeader, FrameStream, StreamError
+from edge_server.protocol import messages
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.models import identity_config
@@ -191,6 +194,54 @@ def test_a_token_permits_http_grpc_and_frame_streams_until_it_is_removed(guarded
         with pytest.raises(InferenceServerException, match=r"Authorization: Bearer"):
             client.infer("one", [given])
         assert guarded.log().count("no token is needed for: health, metadata, ") == 3
+
+
+def test_probes_and_scrapers_need_a_token_only_if_configured(repository: Any, tmp_path: Path) -> None:
+    repository.add("one", identity_config())
+    token, digest = make_token(tmp_path)
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"alice {digest} *\n")
+    bearer = ("-H", f"Authorization: Bearer {token}")
+    with serve(repository.path, f"--auth-tokens-file={tokens}") as server:
+        url, metrics = f"http://{server.http}", f"http://{server.metrics}/metrics"
+        open_always = ("/", "/page/app.js", "/docs/api", "/edge/v1/page", "/v2/health/ready")
+        assert curl(f"{url}/v2") == "401"
+        own = {"authorization": f"Bearer {token}"}
+        with (
+            tritonclient.grpc.InferenceServerClient(server.grpc) as client,
+            pytest.raises(InferenceServerException) as caught,
+        ):
+            client.get_model_metadata("oen", headers=own)
+        # No model is suggested where a token may be for other requests than the list of models.
+        assert caught.value.message() == "Request for unknown model: 'oen' is not found"
+        assert [curl(address) for address in (metrics, f"{url}/openapi.json")] == ["200", "200"]
+        assert reflect(server, []) == grpc.StatusCode.OK
+        assert "no token is needed for: health, metrics, reflection, openapi, the page's files" in server.log()
+
+        tokens.write_text(f"prometheus {digest} metrics,reflection,openapi\n")
+        server.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: curl(metrics) == "401")
+        assert [curl(metrics, *bearer), curl(f"{url}/openapi.json"), curl(f"{url}/openapi.json", *bearer)] == [
+            "200", "401", "200",
+        ]  # fmt: skip
+        assert reflect(server, []) == grpc.StatusCode.UNAUTHENTICATED
+        assert reflect(server, [("authorization", f"Bearer {token}")]) == grpc.StatusCode.OK
+        assert [curl(url + path) for path in open_always] == ["200"] * len(open_always)
+        assert server.stop() == 0
+
+
+def reflect(server: Any, metadata: list[tuple[str, str]]) -> grpc.StatusCode:
+    """Ask for the list of services; return the status of the call."""
+    request = messages.message_class("grpc.reflection.v1.ServerReflectionRequest")(list_services="*")
+    with grpc.insecure_channel(server.grpc) as channel:
+        ask = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            request_serializer=lambda message: message.SerializeToString(),
+        )
+        call = ask(iter([request]), metadata=metadata, timeout=30)
+        with contextlib.suppress(grpc.RpcError):
+            list(call)
+        return call.code()
 
 
 def stream_error(server: Any, metadata: list[tuple[str, str]]) -> str:
