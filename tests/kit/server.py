@@ -237,5 +237,6 @@ def serve_here(repository: Path, **settings: Any) -> Iterator[ServerHere]:
 
     ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)
     with edge_server.Server(repository, **ports, sysfs_root=machine_without_sensors(), **settings) as server:
-        http, grpc, metrics = (f"127.0.0.1:{port}" for port in (server.http_port, server.grpc_port, server.metrics_port))
+        numbers = (server.http_port, server.grpc_port, server.metrics_port)
+        http, grpc, metrics = (f"127.0.0.1:{number}" for number in numbers)
         yield ServerHere(http=http, grpc=grpc, metrics=metrics, server=server)
