@@ -171,7 +171,7 @@ HAS_INTERPRETER_LOCK = not sysconfig.get_config_var("Py_GIL_DISABLED")
 _CONFTEST_NEEDS = {
     "client": "grpc", "contract": "onnx", "e2e": "onnx", "e2e/grpc_wire": "grpc", "e2e/storm": "tritonclient",
     "plugins/cameras/endpoints": "cv2", "plugins/cameras/sources": "cv2", "plugins/cameras/streams": "cv2",
-    "plugins/ros": "grpc",
+    "plugins/ros": "grpc", "plugins/vision": "onnx", "process": "onnx",
 }  # fmt: skip
 """Folder -> a package that its conftest.py or most of its tests need, and that free-threaded Python has no wheel of."""
 

@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -286,3 +287,38 @@ def test_missing_fields_of_an_event_are_not_printed() -> None:
     event = {"number": 1, "time_s": 0.0, "kind": "model.failed", "model": "m", "failed_count": 1, "retry_in_s": None}
     assert format_event(event).endswith("m failed_count=1")
     assert format_event({**event, "retry_in_s": 5.0}).endswith("retry_in_s=5.0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--http-prot=1"], ["--http-prot", "--http-port"]),
+        (["--model-repositry=x"], ["--model-repository"]),
+        (["--http-port=many"], ["--http-port", "many"]),
+        (["--http-port=70000"], ["--http-port", "70000"]),
+        (["--http-port=-1"], ["--http-port"]),
+        (["--model-control-mode=sometimes"], ["--model-control-mode", "explicit"]),
+        (["--strict-readiness=perhaps"], ["--strict-readiness"]),
+        (["--exit-timeout-secs=-3"], ["--exit-timeout-secs"]),
+        (["--log-format=xml"], ["--log-format"]),
+        (["stray"], ["stray"]),
+        (["--config=/nowhere.toml"], ["/nowhere.toml"]),
+    ],
+)
+def test_a_bad_flag_is_one_line_with_the_nearest_spelling(
+    tmp_path: Path, flags: list[str], words: list[str], run_command: Any
+) -> None:
+    given = [] if any("repositry" in flag for flag in flags) else [f"--model-repository={tmp_path}"]
+    done = run_command("serve", *given, *flags)
+    (line,) = done.stderr.strip().splitlines()
+    assert (done.returncode, [word for word in words if word not in line]) == (78, [])
+
+
+def test_a_key_that_cannot_be_used_ends_check_with_one_line(tmp_path: Path, run_command: Any) -> None:
+    (tmp_path / "key.pub").write_text("not a key")
+    done = run_command("check", str(tmp_path), f"--signature-public-key={tmp_path / 'key.pub'}")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"edge-server check: '{tmp_path / 'key.pub'}' is not an Ed25519 public key: expected PEM, 32 bytes, or base64 "
+        "of them\n"
+    )

@@ -110,12 +110,18 @@ def test_memory_that_was_not_measured_is_no_number(
     assert memory() == "-"
 
 
-def test_problems_come_first_and_notes_last(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_come_first_and_notes_last(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(REPORT, "live_sequences", 4)
     assert status.run(["--url", url]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:3] == ["FAILED bad version 1: no such runtime", f"WARNING {MODEL} version 1: it looks doubtful"]
     assert [line.split()[0] for line in lines[5:7]] == ["bad", MODEL]
-    assert lines[7:] == [f"{MODEL} version 1: it can batch"]
+    assert sorted(lines[7:]) == [
+        f"{MODEL} version 1: it can batch",
+        f"{MODEL} version 1: sequences: 4 live, 0 waiting for a slot",
+    ]
 
 
 def test_routine_notes_and_unloaded_versions_are_shown_only_with_verbose(

@@ -1,6 +1,6 @@
 """What each listener does for a client before its token is known: it reads a head of at most 64 KiB, and nothing more.
 
-SECURITY.md has the table. GR00T's token is inside its messages: tests/e2e/test_policies_over_zmq.py.
+SECURITY.md has the table. GR00T's token is inside its messages: tests/plugins/policies/test_groot_port.py.
 """
 
 from __future__ import annotations

@@ -3,13 +3,10 @@ only."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import onnx
-import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 ISOLATED = 'backend: "{}" parameters {{ key: "isolation" value {{ string_value: "process" }} }}\n'
 
@@ -50,27 +47,3 @@ def test_a_division_that_ends_the_runtime_ends_the_models_process_only(shared_se
         assert len(noted) == 1
         assert "model 'in_server'" in noted[0]
         assert "input 'b'" in noted[0]
-
-
-@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
-def test_an_isolated_model_answers_as_one_in_the_server(shared_server: Any, repository: Any, backend: str) -> None:
-    config = 'max_batch_size: 8 input { name: "a" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: [ 4 ] } }\n'
-    config += 'output { name: "y" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: [ 4 ] } }\n'
-    config += "dynamic_batching { max_queue_delay_microseconds: 100000 }\n"
-    network = model([helper.make_node("Neg", ["a"], ["y"])], "a", TensorProto.FLOAT, 4)
-    repository.add(f"isolated_{backend}", ISOLATED.format(backend) + config, model=network)
-    with shared_server(repository.path) as server:
-
-        def negate(value: int) -> Any:
-            data = np.full((1 + value % 3, 2, 2), value, "f4")
-            tensor = {"name": "a", "datatype": "FP32", "shape": list(data.shape), "data": data.ravel().tolist()}
-            status, answer = server.ask(f"/v2/models/isolated_{backend}/infer", {"inputs": [tensor]})
-            assert status == 200, answer
-            (output,) = answer["outputs"]
-            assert output["shape"] == list(data.shape)
-            return output["data"] == (-data).ravel().tolist()
-
-        with ThreadPoolExecutor(6) as pool:
-            assert all(pool.map(negate, range(12)))
-        status, answer = ask(server, f"isolated_{backend}", "FP32", a=[[1, 2]])
-        assert status == 400, answer

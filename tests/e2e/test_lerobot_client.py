@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 
 PYTHON = os.environ.get("EDGE_TEST_LEROBOT", "")
@@ -105,12 +106,10 @@ def openpi_address(server: Any) -> str:
 
 def test_lerobots_loops_move_a_robot_by_a_policy_of_this_server(tmp_path: Path) -> None:
     pytest.importorskip("msgpack", reason="needs the extra policies")
-    (tmp_path / "models/act/1").mkdir(parents=True)
     document = (Path(__file__).parents[2] / "docs/robots.md").read_text()
     inputs = re.search(r"^parameters .*observation\.images.*$", document, re.MULTILINE)
     assert inputs
-    (tmp_path / "models/act/config.pbtxt").write_text(CONFIG.replace("INPUTS", inputs[0]))
-    (tmp_path / "models/act/1/model.py").write_text(WORK)
+    model_folder(tmp_path / "models/act", CONFIG.replace("INPUTS", inputs[0]), {"1/model.py": WORK})
     with (
         serve(tmp_path / "models", "--policy-openpi=127.0.0.1:0") as server,
         subprocess.Popen(

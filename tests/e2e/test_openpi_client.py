@@ -1,5 +1,4 @@
-"""openpi's own client, unchanged, against a policy with two cameras: the actions of the bare runtime, and the time of
-an answer beside Triton's client."""
+"""openpi's own client, unchanged, against a policy with two cameras: the actions of the bare runtime."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import model_folder
 from tests.kit.models import finish
 from tests.kit.server import serve
 
@@ -44,22 +41,15 @@ parameters { key: "policy_inputs" value { string_value: "top=images/cam_high, wr
 CALLS = """
 import json
 import sys
-import time
 
 import numpy as np
 from openpi_client import action_chunk_broker, image_tools, websocket_client_policy
 
-np.ones(16 << 20, np.uint8)  # see the test of times
 policy = websocket_client_policy.WebsocketClientPolicy("ws://" + sys.argv[1] + "/act")
 given = np.load(sys.argv[2])
 images = {"cam_high": given["top"], "cam_wrist": given["wrist"]}
 observation = {"images": images, "state": given["state"], "prompt": "pick"}
 actions = policy.infer(observation)["actions"]
-seconds = []
-for _ in range(int(sys.argv[3])):
-    began = time.perf_counter()
-    policy.infer(observation)
-    seconds.append(time.perf_counter() - began)
 broker = action_chunk_broker.ActionChunkBroker(policy, action_horizon=10)
 steps = [broker.infer(observation)["actions"].tolist() for _ in range(12)]
 error = ""
@@ -68,7 +58,7 @@ try:
 except RuntimeError as refused:
     error = str(refused)
 print(json.dumps({"metadata": policy.get_server_metadata(), "actions": actions.tolist(), "dtype": str(actions.dtype),
-                  "steps": steps, "error": error, "seconds": seconds}))
+                  "steps": steps, "error": error}))
 """
 
 
@@ -120,9 +110,8 @@ def observation() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    (folder / "act/1").mkdir(parents=True)
+    model_folder(folder / "act", CONFIG)
     write_policy(folder / "act/1/model.onnx")
-    (folder / "act/config.pbtxt").write_text(CONFIG)
     return folder
 
 
@@ -133,52 +122,21 @@ def server(models: Path) -> Iterator[Any]:
         yield server
 
 
-def run_client(server: Any, observation: dict[str, Any], folder: Path, calls: int) -> dict[str, Any]:
-    np.savez(folder / "observation.npz", **observation)
-    address = re.search(r"openpi ws://([\d.:]+)", "\n".join(server.banner))
-    assert address
-    found = subprocess.run(
-        [CLIENT, "-c", CALLS, address[1], str(folder / "observation.npz"), str(calls)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    return dict(json.loads(found.stdout))
-
-
 def test_openpis_client_gets_the_actions_of_the_bare_runtime(
     server: Any, models: Path, observation: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = run_client(server, observation, tmp_path, calls=1)
+    np.savez(tmp_path / "observation.npz", **observation)
+    address = re.search(r"openpi ws://([\d.:]+)", "\n".join(server.banner))
+    assert address
+    ran = subprocess.run(
+        [CLIENT, "-c", CALLS, address[1], str(tmp_path / "observation.npz")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
     (expected,) = onnxruntime.InferenceSession(models / "act/1/model.onnx").run(["action"], observation)
     assert found["dtype"] == "float32"
     np.testing.assert_allclose(found["actions"], expected, rtol=1e-5, atol=1e-5)
     assert found["metadata"]["action_horizon"] == 50
     np.testing.assert_allclose(found["steps"], [*expected[:10], *expected[:2]], rtol=1e-5, atol=1e-5)
     assert "'state' of the observation: expected shape [14], given [3]" in found["error"]
-
-
-@pytest.mark.soak
-def test_the_time_of_an_answer_beside_tritons_client(
-    server: Any, observation: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    client = grpcclient.InferenceServerClient(server.grpc)
-    inputs = []
-    for name, array in observation.items():
-        inputs.append(infer_input(grpcclient, name, array, "FP32" if name == "state" else "UINT8"))
-    # Once a large block was freed, glibc keeps the memory of messages; until then it takes it from the kernel for each.
-    # Both clients do it, as otherwise the earlier work of a process would decide: it is half a millisecond for a call.
-    np.ones(16 << 20, np.uint8)
-    medians = []
-    for _ in range(3):
-        seconds = []
-        for _ in range(300):
-            began = time.perf_counter()
-            client.infer("act", inputs).as_numpy("action")
-            seconds.append(time.perf_counter() - began)
-        openpi = run_client(server, observation, tmp_path, calls=300)["seconds"]
-        medians.append((1000 * float(np.median(openpi)), 1000 * float(np.median(seconds))))
-    client.close()
-    with capsys.disabled():
-        for ours, triton in medians:
-            print(f"\nopenpi's client {ours:.2f} ms, Triton's gRPC client {triton:.2f} ms, ratio {ours / triton:.2f}")
-    assert len(medians) == 3

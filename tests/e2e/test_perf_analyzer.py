@@ -111,11 +111,6 @@ def test_perf_analyzer_sends_at_a_given_rate(server: Any, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_perf_analyzer_sends_json_tensors(server: Any, tmp_path: Path) -> None:
-    flags = ["--input-tensor-format=json", "--output-tensor-format=json"]
-    assert float(analyze(server, tmp_path, "add_sub", *flags)[0]["Inferences/Second"]) > 0
-
-
 def test_perf_analyzer_reads_the_metrics_page_while_it_measures(server: Any, tmp_path: Path) -> None:
     url = f"{server.metrics}/metrics"
     analyze(server, tmp_path, "add_sub", "--collect-metrics", f"--metrics-url={url}", "--metrics-interval=100")

@@ -17,7 +17,6 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
@@ -130,23 +129,6 @@ def test_a_signal_drains_running_requests_and_exits_zero(repository: Any, number
         assert "Traceback" not in server.log(), server.log()
 
 
-def test_new_requests_are_refused_as_unavailable_while_the_server_drains(repository: Any) -> None:
-    repository.add("slow", slow_config(2000))
-    with serve(repository.path) as server, ThreadPoolExecutor(2) as pool:
-        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-            assert client.is_server_live()
-            running, waiting = occupy(server, pool)
-            server.process.send_signal(signal.SIGINT)
-            assert eventually(lambda: "draining" in server.log())
-            tensor = infer_input(tritonclient.grpc, "INPUT0", np.zeros((1, 1), np.int32))
-            with pytest.raises(InferenceServerException) as caught:
-                client.infer("slow", [tensor])
-            assert caught.value.status() == "StatusCode.UNAVAILABLE"
-        assert running.result()[0] == 200
-        assert waiting.result()[0] == 200
-        assert server.process.wait(20) == 0
-
-
 def test_a_second_signal_ends_the_server_at_once(repository: Any) -> None:
     repository.add("slow", slow_config(60_000))
     with serve(repository.path) as server, ThreadPoolExecutor(2) as pool:
@@ -184,28 +166,6 @@ def test_an_idle_server_stops_at_once_and_leaves_no_files(repository: Any) -> No
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, int(port)))
-
-
-@pytest.mark.soak
-def test_loads_and_requests_leak_no_thread_or_descriptor(repository: Any) -> None:
-    repository.add("same", identity_config())
-
-    def counts() -> tuple[int, int]:
-        base = Path(f"/proc/{server.process.pid}")
-        return len(list((base / "task").iterdir())), len(list((base / "fd").iterdir()))
-
-    def cycle() -> None:
-        assert server.ask("/v2/repository/models/same/load", {})[0] == 200
-        assert server.infer("same", body())[0] == 200
-        assert server.ask("/v2/repository/models/same/unload", {})[0] == 200
-
-    with serve(repository.path, "--model-control-mode=explicit") as server:
-        for _ in range(8):
-            cycle()
-        before = counts()
-        for _ in range(30):
-            cycle()
-        assert eventually(lambda: counts()[0] <= before[0] + 1 and counts()[1] <= before[1] + 2), (before, counts())
 
 
 def test_an_unclosed_client_connection_does_not_delay_the_stop(repository: Any) -> None:
@@ -255,61 +215,10 @@ def test_a_missing_repository_is_one_line_and_exit_code_2(tmp_path: Path, run_co
     assert is_one_clear_line(run_command("serve"), "--model-repository")
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--http-prot=1"], ["--http-prot", "--http-port"]),
-        (["--model-repositry=x"], ["--model-repository"]),
-        (["--http-port=many"], ["--http-port", "many"]),
-        (["--http-port=70000"], ["--http-port", "70000"]),
-        (["--http-port=-1"], ["--http-port"]),
-        (["--model-control-mode=sometimes"], ["--model-control-mode", "explicit"]),
-        (["--strict-readiness=perhaps"], ["--strict-readiness"]),
-        (["--exit-timeout-secs=-3"], ["--exit-timeout-secs"]),
-        (["--log-format=xml"], ["--log-format"]),
-        (["stray"], ["stray"]),
-        (["--config=/nowhere.toml"], ["/nowhere.toml"]),
-    ],
-)
-def test_a_bad_flag_is_one_line_with_the_nearest_spelling(
-    tmp_path: Path, flags: list[str], words: list[str], run_command: Any
-) -> None:
-    given = [] if any("repositry" in flag for flag in flags) else [f"--model-repository={tmp_path}"]
-    assert is_one_clear_line(run_command("serve", *given, *flags), *words)
-
-
 def test_an_unavailable_address_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     done = serve_once(f"--model-repository={tmp_path}", *ports, "--http-address=300.1.2.3")
     assert is_one_clear_line(done, "300.1.2.3", code=2)
-
-
-EXPLICIT = "EDGE_SERVER_MODEL_CONTROL_MODE"
-
-
-# tests/config/ has each way by itself; all at once show in which order they count.
-@pytest.mark.parametrize(
-    ("flags", "environment", "name"),
-    [
-        pytest.param(["--config={}"], {}, "from-file", marks=pytest.mark.full),
-        pytest.param(
-            [], {"EDGE_SERVER_ID": "from-variable", EXPLICIT: "explicit"}, "from-variable", marks=pytest.mark.full
-        ),
-        (["--id=from-flag"], {"EDGE_SERVER_CONFIG": "{}", "EDGE_SERVER_ID": "from-variable"}, "from-flag"),
-    ],
-    ids=["file", "variables", "flag_before_variable_before_file"],
-)
-def test_flags_file_and_environment_give_the_same_configuration(
-    repository: Any, tmp_path: Path, flags: list[str], environment: dict[str, str], name: str
-) -> None:
-    repository.add("same", identity_config())
-    file = tmp_path / "edge.toml"
-    file.write_text('[lifecycle]\nserver_id = "from-file"\n[repository]\ncontrol_mode = "explicit"\n')
-    flags = [flag.format(file) for flag in flags]
-    environment = {key: value.format(file) for key, value in environment.items()}
-    with serve(repository.path, *flags, environment=environment) as server:
-        assert server.ask("/v2")[1]["name"] == name
-        assert server.ask("/v2/repository/models/same/load", {})[0] == 200
 
 
 def test_a_failed_model_fails_the_start_on_request(repository: Any) -> None:
@@ -333,13 +242,6 @@ def test_the_log_warns_of_flags_without_effect_and_omits_single_requests(reposit
         assert server.stop() == 0
         for line in server.log().splitlines():
             assert isinstance(json.loads(line), dict), line
-
-
-def test_front_ends_can_be_switched_off(repository: Any) -> None:
-    with serve(repository.path, "--allow-grpc=false", "--allow-metrics=false") as server:
-        assert server.grpc == ""
-        assert server.metrics == ""
-        assert server.get("/v2/health/ready")[0] == 200
 
 
 def test_python_m_edge_server_is_the_same_command() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,26 +66,3 @@ def test_without_network_the_local_copy_is_served_even_after_a_restart(serve_buc
             assert answered_by(server, "echo") == "1"
             assert eventually(lambda server=server: "the local copy is served" in server.log())
             assert server.stop() == 0
-
-
-def test_after_an_aborted_download_the_old_version_serves_until_it_is_finished(serve_bucket: Any, bucket: Any) -> None:
-    bucket.put("echo/config.pbtxt", identity_config().encode())
-    bucket.put("echo/1/note.txt", b"one")
-    with serve_bucket("--model-control-mode=poll") as server:
-        bucket.relay.cut_after = 9 << 20
-        bucket.put("echo/2/weights.bin", os.urandom(20 << 20))
-        assert eventually(lambda: bucket.relay.cut_count > 0)
-        assert answered_by(server, "echo") == "1"
-        bucket.relay.cut_after = None
-        assert eventually(lambda: answered_by(server, "echo") == "2"), server.log()
-        assert server.log().count("trying again in") == 1
-
-
-def test_without_copy_and_network_the_server_reports_that_and_serves_later(serve_bucket: Any, bucket: Any) -> None:
-    bucket.put("echo/config.pbtxt", identity_config().encode())
-    bucket.put("echo/1/note.txt", b"one")
-    bucket.relay.is_down = True
-    with serve_bucket("--model-control-mode=poll", "--repository-first-sync-secs=0.5") as server:
-        assert "could not be copied within 0.5 s" in server.log()
-        bucket.relay.is_down = False
-        assert eventually(lambda: answered_by(server, "echo") == "1"), server.log()

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -19,8 +18,6 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-import edge_server
-from edge_server.process import server as process_module
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.server import COMMAND
@@ -210,45 +207,3 @@ def test_at_the_start_grpc_answers_and_watch_reports_not_serving_until_the_loads
         server.open_gate()
         assert next(watching) == SERVING
         assert infer_over_grpc(client, "slow") == 3
-
-
-def test_grpc_accepts_clients_while_only_engine_builds_are_left(
-    repository: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_module, "_ENGINE_WAIT_S", 0.0)
-    builds = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
-    gates = {}
-    for model, more in (("plain", ""), ("engine", builds)):
-        gates[model] = tmp_path / model
-        os.mkfifo(gates[model])
-        repository.add(
-            model,
-            f'backend: "python" {TENSORS} {more}',
-            files={"1/model.py": SLOW.replace("GATE", repr(str(gates[model])))},
-        )
-    repository.add(
-        "ensemble",
-        f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ step {{ model_name: "engine" model_version: -1 '
-        'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }',
-    )
-    server = edge_server.Server(repository.path, grpc_port=0, model_load_thread_count=2)
-    starting = threading.Thread(target=server.start)
-    starting.start()
-    try:
-        assert eventually(lambda: server.grpc_port is not None)
-        port = server.grpc_port
-        assert port is not None
-        assert is_refused(port)
-        # Opens only when the model's code has opened the other end.
-        os.close(os.open(gates["plain"], os.O_WRONLY))
-        assert eventually(lambda: not is_refused(port))
-        states = {entry.name: entry.state for entry in server.models()}
-        assert (states["plain"], states["engine"]) == ("READY", "LOADING")
-        assert states["ensemble"] != "READY"
-    finally:
-        # For reading too, so that it opens at once; kept open for a model that comes later.
-        ends = [os.open(gate, os.O_RDWR) for gate in gates.values()]
-        starting.join(60)
-        server.stop()
-        for end in ends:
-            os.close(end)

@@ -36,23 +36,6 @@ def reasons(server: Any) -> dict[str, str]:
     return {item["name"]: "" if item["state"] == "READY" else item.get("reason", item["state"]) for item in index}
 
 
-def test_without_a_gpu_they_are_refused_with_advice_and_other_models_serve(models: Path) -> None:
-    with serve(models) as server:
-        found = reasons(server)
-        for name in ("open", "named"):
-            assert found[name] == (
-                f"model '{name}': instance_group '{name}_0' has kind KIND_GPU but no GPU is available; use KIND_CPU, "
-                "or KIND_AUTO to take what there is"
-            )
-            status, answer = server.infer(name, BODY)
-            absent = f"Request for unknown model: '{name}' has no available versions"
-            assert (status, answer["error"]) == (404, f"{absent}: version 1 is UNAVAILABLE ({found[name]})")
-        assert found["content"] == ""
-        assert server.infer("content", BODY)[0] == 200
-        assert server.ask("/edge/v1/engines")[1]["enabled"] is False
-        assert server.get("/v2/health/ready")[0] == 200, "what never served does not count in mode poll"
-
-
 def test_with_a_gpu_they_wait_for_their_engine_and_an_unsuitable_runtime_reports_it(
     models: Path, fake_gpu: Any, tmp_path: Path
 ) -> None:

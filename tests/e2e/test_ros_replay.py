@@ -184,17 +184,6 @@ def test_a_mosaic_in_a_png_and_a_jpeg_without_a_format_are_classified_as_the_raw
     )
 
 
-def test_images_with_drawn_faces_are_written(server: Any, recording: Path, tmp_path: Path) -> None:
-    flags = ("--topic=/front/image_raw", "--return=annotated", "--return=detections")
-    replay(server, recording, tmp_path / "drawn.mcap", DETECTOR, *flags)
-    messages = by_rosbags(tmp_path / "drawn.mcap")
-    pictures = [
-        message for topic, _, message in messages if topic == "/edge_server/front/image_raw/annotated/compressed"
-    ]
-    assert len(pictures) == COUNT == len(messages) - COUNT
-    assert all(bytes(message.data[:3]) == b"\xff\xd8\xff" for message in pictures)
-
-
 def test_the_blocks_of_the_document_label_a_drive_and_print_the_labels(
     server: Any, recording: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Sequences through the installed server: Triton's clients, ids of both kinds, reloads, ensembles, Python, cameras."""
+"""Sequences through the installed server: Triton's clients, ids of both kinds, ensembles, Python."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from onnx import TensorProto, helper
 
-from edge_server.client import FrameStream
-from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.models import finish
 from tests.kit.server import serve
-from tests.kit.together import together
 from tests.kit.triton_stream import TritonStream
 
 CONTROLS = """
@@ -75,41 +72,6 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", total), pb_utils.Tensor("WHO", who)])
 """
 
-CAMERA = """
-backend: "onnxruntime"
-max_batch_size: 4
-instance_group { count: 1 kind: KIND_CPU }
-input { name: "IMAGE" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 4, 4 ] }
-parameters { key: "image_fit" value { string_value: "stretch" } }
-sequence_batching {
-  max_sequence_idle_microseconds: 60000000
-  STRATEGY
-  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
-  control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT32 } }
-  state { input_name: "SUM" output_name: "NEW_SUM" data_type: TYPE_FP32 dims: [ 1 ] }
-}
-"""
-
-
-def watcher() -> onnx.ModelProto:
-    """OUT = SUM + the picture's largest value, and START; with the state beside it."""
-    inputs = {"IMAGE": [3, 4, 4], "SUM": [1], "START": [1]}
-    nodes = [
-        helper.make_node("ReduceMax", ["IMAGE"], ["most"], axes=[1, 2, 3], keepdims=0),
-        helper.make_node("Unsqueeze", ["most", "last"], ["column"]),
-        helper.make_node("Add", ["column", "SUM"], ["NEW_SUM"]),
-        helper.make_node("Cast", ["ID"], ["ID_FP32"], to=TensorProto.FLOAT),
-        helper.make_node("Concat", ["NEW_SUM", "START", "ID_FP32"], ["OUT"], axis=-1),
-    ]
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", *dims]) for name, dims in inputs.items()]
-    tensors.append(helper.make_tensor_value_info("ID", TensorProto.INT32, ["b", 1]))
-    outputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", size])
-        for name, size in (("OUT", 3), ("NEW_SUM", 1))
-    ]
-    last = onnx.numpy_helper.from_array(np.array([1]), "last")
-    return finish(helper.make_graph(nodes, "watcher", tensors, outputs, [last]))
-
 
 def accumulator(rows: list[Any]) -> onnx.ModelProto:
     """OUT = IN + SUM (IN alone where START), NEW_SUM = OUT, FLAGS = START, READY, END, ID."""
@@ -153,10 +115,6 @@ def server(module_repository: Any) -> Iterator[Any]:
         module_repository.add(name, python_config(parameters))
         (module_repository.path / name / "1" / "model.py").write_text(PYTHON)
     module_repository.add("both", ENSEMBLE)
-    for name, strategy in (("watch_direct", "direct { }"), ("watch_oldest", oldest)):
-        module_repository.add(name, CAMERA.replace("STRATEGY", strategy), model=watcher())
-    every = CAMERA.replace("STRATEGY", oldest) + "version_policy { all {} }\n"
-    module_repository.add("watch_all", every, model=watcher())
     with serve(module_repository.path) as process:
         yield process
 
@@ -172,12 +130,6 @@ class Stream(TritonStream):
 
     def read(self, count: int) -> list[Any]:
         return [self.result() for _ in range(count)]
-
-
-@pytest.fixture
-def client(server: Any) -> Iterator[Any]:
-    with grpcclient.InferenceServerClient(server.grpc) as made:
-        yield made
 
 
 def totals(results: list[Any], tag: str, output: str = "OUT") -> list[float]:
@@ -203,31 +155,21 @@ def test_interleaved_sequences_on_one_stream_each_keep_their_own_state_and_order
     assert [output.name for output in results[0].get_response().outputs] == ["OUT", "FLAGS"]
 
 
-def test_a_sequence_over_http_with_an_id_that_is_a_string(server: Any) -> None:
+@pytest.mark.parametrize("model", ["python", "python_apart"])
+def test_a_sequence_over_http_with_an_id_that_is_a_string(server: Any, model: str) -> None:
     def ask(client: Any, value: float, **flags: Any) -> Any:
         given = infer_input(httpclient, "IN", np.full((1, 1), value, np.float32))
-        return client.infer("python", [given], sequence_id="camera/front", **flags)
+        return client.infer(model, [given], sequence_id="camera/front", **flags)
 
     with httpclient.InferenceServerClient(server.http) as client:
         first = ask(client, 2, sequence_start=True)
         second = ask(client, 5)
         last = ask(client, 1, sequence_end=True)
+        metadata = client.get_model_metadata(model)
     assert [float(one.as_numpy("OUT")[0, 0]) for one in (first, second, last)] == [2, 7, 8]
     assert first.as_numpy("WHO").tolist() == [[b"str", b"camera/front", b"1"]]
     assert last.as_numpy("WHO")[0, 2] == b"2"
-
-
-@pytest.mark.parametrize("model", ["python", "python_apart"])
-def test_a_python_model_keeps_its_state_per_correlation_id(server: Any, model: str) -> None:
-    with Stream(server.grpc) as stream:
-        for i in range(5):
-            for id in (7, "seven"):
-                flags = {"sequence_id": id, "sequence_start": i == 0, "sequence_end": i == 4}
-                stream.send_value(model, i, str(id), **flags)
-        results = stream.read(10)
-    for id in ("7", "seven"):
-        assert totals(results, id) == [0, 1, 3, 6, 10]
-    assert {one.as_numpy("WHO")[0, 0] for one in results} == {b"int", b"str"}
+    assert [item["name"] for item in metadata["inputs"]] == ["IN"], "the server makes the controls"
 
 
 def test_an_ensemble_passes_the_sequence_to_its_steps(server: Any) -> None:
@@ -240,85 +182,3 @@ def test_an_ensemble_passes_the_sequence_to_its_steps(server: Any) -> None:
     assert [one["sequence_id"].int64_param for one in told] == [66] * 4
     assert [one["sequence_start"].bool_param for one in told] == [True, False, False, False]
     assert [one["sequence_end"].bool_param for one in told] == [False, False, False, True]
-
-
-def infer(client: Any, model: str, value: float, **flags: Any) -> float:
-    given = infer_input(grpcclient, "IN", np.full((1, 1), value, np.float32))
-    return float(client.infer(model, [given], **flags).as_numpy("OUT")[0, 0])
-
-
-def test_metadata_and_statistics_of_sequence_models(server: Any, client: Any) -> None:
-    assert {"sequence", "sequence(string_id)"} <= set(client.get_server_metadata().extensions)
-    metadata = client.get_model_metadata("direct_onnxruntime")
-    assert [item.name for item in metadata.inputs] == ["IN"]
-    assert [item.name for item in metadata.outputs] == ["OUT", "FLAGS"]
-    before = server.statistics("direct_onnxruntime")
-    assert infer(client, "direct_onnxruntime", 1, sequence_id=77, sequence_start=True, sequence_end=True) == 1
-    after = server.statistics("direct_onnxruntime")
-    counts = ("inference_count", "execution_count")
-    assert [int(after[key]) - int(before.get(key, 0)) for key in counts] == [1, 1]
-
-
-def picture(value: int) -> np.ndarray:
-    return np.full((8, 8, 3), value, np.uint8)
-
-
-def totals_of_frames(results: list[Any]) -> list[float]:
-    return [float(result.tensors[0].array[0, 0]) for result in results]
-
-
-@pytest.mark.parametrize("model", ["watch_direct", "watch_oldest"])
-def test_each_camera_is_a_sequence_with_its_own_state(server: Any, model: str) -> None:
-    found: dict[int, list[Any]] = {}
-
-    def camera(value: int) -> None:
-        with FrameStream(server.grpc, model, stream_id=f"camera {value}", keeps_all=True) as stream:
-            found[value] = list(stream.results([picture(value)] * 15))
-
-    together(camera, range(1, 7))
-    for value in range(1, 7):
-        assert not [result.error for result in found[value] if result.error]
-        assert totals_of_frames(found[value]) == [value * (i + 1) for i in range(15)]
-        assert [result.tensors[0].array[0, 1] for result in found[value]] == [1] + [0] * 14
-    assert len({float(results[0].tensors[0].array[0, 2]) for results in found.values()}) == 6
-
-
-def test_a_reconnected_camera_starts_a_new_sequence_and_frees_its_old_slot(server: Any) -> None:
-    for number in range(8):
-        with FrameStream(server.grpc, "watch_oldest", stream_id=f"guest {number % 2}", keeps_all=True) as stream:
-            assert totals_of_frames(list(stream.results([picture(5)] * 2))) == [5, 10]
-
-
-def test_a_camera_begins_anew_in_a_newer_version_beside_its_own(server: Any, module_repository: Any) -> None:
-    with FrameStream(server.grpc, "watch_all", keeps_all=True) as stream:
-        results = stream.results()
-        stream.send(picture(3))
-        assert totals_of_frames([next(results)]) == [3]
-        module_repository.add("watch_all", version=2, model=watcher())
-        assert eventually(lambda: server.get("/v2/models/watch_all/versions/2/ready")[0] == 200)
-        sums = []
-        for _ in range(3):
-            stream.send(picture(3))
-            sums += totals_of_frames([next(results)])
-        assert sums == [6, 3, 6]
-        versions = {item["version"]: item for item in server.ask("/v2/models/watch_all/stats")[1]["model_stats"]}
-        assert versions["2"]["inference_stats"]["success"]["count"] == 2
-
-
-def test_after_a_reload_a_camera_continues_with_a_new_state(server: Any, client: Any, module_repository: Any) -> None:
-    with FrameStream(server.grpc, "watch_direct", keeps_all=True) as stream:
-        results = stream.results()
-        for count in (1, 2):
-            stream.send(picture(3))
-            assert totals_of_frames([next(results)]) == [3 * count]
-        path = module_repository.path / "watch_direct" / "config.pbtxt"
-        path.write_text(path.read_text().replace("idle_microseconds: 60000000", "idle_microseconds: 50000000"))
-
-        def is_new() -> bool:
-            batching = client.get_model_config("watch_direct").config.sequence_batching
-            return batching.max_sequence_idle_microseconds == 50000000
-
-        assert eventually(is_new)
-        for count in (1, 2):
-            stream.send(picture(3))
-            assert totals_of_frames([next(results)]) == [3 * count]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import pytest
 
 from tests.kit.eventually import eventually
@@ -141,32 +139,3 @@ def test_each_camera_waits_for_its_own_model_and_names_it(
             with contextlib.suppress(OSError):
                 os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
         assert process.wait(30) == 0
-
-
-def test_a_server_without_cameras_reports_that(zoo: Any) -> None:
-    nothing = {"enabled": False, "sources": [], "sinks": [], "questions": []}
-    assert zoo.ask("/edge/v1/cameras") == (200, nothing)
-
-
-@pytest.mark.full
-def test_a_folder_gets_one_picture_of_the_face_that_a_camera_shows(repository: Any, tmp_path: Path) -> None:
-    name = "face_detection_yunet"
-    shutil.copytree(Path(__file__).parents[2] / "model_repository" / name, repository.path / name)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    with serve(
-        repository.path, f"--source=name=door,url=demo,model={name},fps=20",
-        f"--sink=name=whole,url={whole}/", f"--sink=name=cut,url={cut}/,crop=true",
-    ) as server:  # fmt: skip
-
-        def seen() -> int:
-            sinks = server.ask("/edge/v1/cameras")[1]["sinks"]
-            return min(sink["delivered"] and sink["delivered"] + sink["suppressed"] for sink in sinks)
-
-        assert eventually(lambda: seen() > 40)
-        assert server.stop() == 0
-    for folder in (whole, cut):
-        (picture,) = folder.iterdir()
-        assert picture.name.endswith("Z_door_face.jpg")
-    height, width = cv2.imread(str(next(whole.iterdir()))).shape[:2]
-    assert (width, height) == (384, 288)
-    assert cv2.imread(str(next(cut.iterdir()))).shape[1] < 150

@@ -90,34 +90,6 @@ def assert_answers(server: Any) -> None:
     assert (status, answer["outputs"][0]["data"]) == (200, [2 * number for number in ROW])
 
 
-def test_a_second_server_serves_until_the_first_has_built_the_shared_engine(
-    start: Callable[..., Any], tmp_path: Path
-) -> None:
-    with start() as first:
-        builder = stop_builder(first)
-        with start() as second:
-            words = f"waits: process {first.process.pid} on "
-            assert eventually(lambda: engine(second)["phase"].startswith(words), 60.0), (
-                str(engine(second)),
-                second.log(),
-            )
-            assert engine(second)["state"] == "waiting"
-            assert backend(second) != "tensorrt_rtx"
-            assert_answers(second)
-            command = [sys.executable, "-m", "edge_server", "status", "--url", f"http://{second.http}"]
-            told = subprocess.run(command, capture_output=True, text=True, timeout=60)
-            assert words in told.stdout, (told.stdout, told.stderr)
-            os.kill(builder, signal.SIGCONT)
-            for server in (first, second):
-                assert eventually(lambda server=server: backend(server) == "tensorrt_rtx", 60.0), server.log()
-                assert engine(server)["state"] == "ready"
-                assert_answers(server)
-            assert (ready_count(first), ready_count(second)) == (1, 0)
-            assert "another process has built it" in second.log()
-            assert " is built (" not in second.log()
-    assert list((tmp_path / "engines" / "work").iterdir()) == []
-
-
 def test_if_the_building_server_is_killed_the_other_builds(start: Callable[..., Any], tmp_path: Path) -> None:
     with start() as first:
         builder = stop_builder(first)

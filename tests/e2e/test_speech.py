@@ -103,12 +103,6 @@ def test_openais_client_gets_the_text_of_the_bare_library(client: Any, library: 
     assert client.audio.translations.create(file=("a.wav", sound()), model="ear").text == english
 
 
-def test_only_the_api_that_has_calls_for_speech_lists_its_models(server: Any, client: Any) -> None:
-    assert {model.id for model in client.models.list().data} == {"ear", "short"}
-    assert server.ask("/api/tags")[1] == {"models": []}
-    assert server.ask("/api/show", {"model": "ear"})[0] == 404
-
-
 def test_segments_are_those_of_the_bare_library(client: Any, library: Any) -> None:
     answer = client.audio.transcriptions.create(
         file=("a.wav", sound()), model="ear", response_format="verbose_json", timestamp_granularities=["segment"]
@@ -128,25 +122,6 @@ def test_a_stream_gives_the_same_text_in_pieces(client: Any, library: Any) -> No
         assert [event.type for event in events[-2:]] == ["transcript.text.delta", "transcript.text.done"]
         assert events[-1].text == expected
         assert "".join(event.delta for event in events[:-1]).strip() == expected
-
-
-def test_wrong_audio_and_options_are_named(client: Any) -> None:
-    import openai
-
-    ask = client.audio.transcriptions.create
-    for options, message in (
-        ({"file": ("a.mp3", b"no audio at all")}, "begins with b'no audio'"),
-        ({"file": ("a.wav", sound(0.05))}, "expected 0.1 s at least"),
-        ({"file": ("a.wav", sound()), "language": "tlh"}, "language: model 'ear' knows de, en, got 'tlh'"),
-        ({"file": ("a.wav", sound()), "prompt": "a" * 50}, "prompt: expected at most 20 tokens, got 50"),
-        ({"file": ("a.wav", sound()), "model": "short"}, "longer than 1 s"),
-        (
-            {"file": ("a.wav", sound()), "response_format": "verbose_json", "timestamp_granularities": ["word"]},
-            "word_timestamps: model 'ear' has none: 'generation_config.json' has no alignment_heads",
-        ),
-    ):
-        with pytest.raises(openai.BadRequestError, match=re.escape(message)):
-            ask(**{"model": "ear", **options})
 
 
 def test_a_killed_process_fails_its_requests_and_comes_back(client: Any, server: Any, library: Any) -> None:
@@ -332,3 +307,28 @@ def test_home_assistants_assist_hears_a_spoken_sentence(english: Any, spoken: Pa
     assert (found["entity"], found["languages"]) == ("stt.edge_server", ["en"])
     (end,) = [event for event in found["events"] if event["type"] == "stt-end"]
     assert end["data"]["stt_output"]["text"] == SENTENCE
+
+
+def test_only_the_api_that_has_calls_for_speech_lists_its_models(server: Any, client: Any) -> None:
+    assert {model.id for model in client.models.list().data} == {"ear", "short"}
+    assert server.ask("/api/tags")[1] == {"models": []}
+    assert server.ask("/api/show", {"model": "ear"})[0] == 404
+
+
+def test_wrong_audio_and_options_are_named(client: Any) -> None:
+    import openai
+
+    ask = client.audio.transcriptions.create
+    for options, message in (
+        ({"file": ("a.mp3", b"no audio at all")}, "begins with b'no audio'"),
+        ({"file": ("a.wav", sound(0.05))}, "expected 0.1 s at least"),
+        ({"file": ("a.wav", sound()), "language": "tlh"}, "language: model 'ear' knows de, en, got 'tlh'"),
+        ({"file": ("a.wav", sound()), "prompt": "a" * 50}, "prompt: expected at most 20 tokens, got 50"),
+        ({"file": ("a.wav", sound()), "model": "short"}, "longer than 1 s"),
+        (
+            {"file": ("a.wav", sound()), "response_format": "verbose_json", "timestamp_granularities": ["word"]},
+            "word_timestamps: model 'ear' has none: 'generation_config.json' has no alignment_heads",
+        ),
+    ):
+        with pytest.raises(openai.BadRequestError, match=re.escape(message)):
+            ask(**{"model": "ear", **options})

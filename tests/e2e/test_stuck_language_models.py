@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,48 +81,6 @@ def test_a_stuck_engine_is_killed_and_its_model_restarts(server: Any, begin: Cal
     assert is_ready(server, "stuck")
     assert is_ready(server, "beside")
     assert "model.hung" in json.dumps(server.ask("/edge/v1/events?follow=false")[1])
-
-
-def test_a_client_that_disconnects_before_its_first_token_frees_its_queue_slot(tmp_path: Path) -> None:
-    """One request fills the KV cache for a minute, in which the counts change with each step; two may wait."""
-    (tmp_path / "slow/1").mkdir(parents=True)
-    parameters = {"isolated": "1", "max_queue_size": "2", "num_kv_blocks": "1"}
-    lines = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()]
-    (tmp_path / "slow/config.pbtxt").write_text('backend: "scripted_llm" ' + " ".join(lines))
-    script = {"answers": {"hello": "x" * 6000}, "step_s": 0.02, "block_tokens": 4000}
-    (tmp_path / "slow/1/script.json").write_text(json.dumps(script))
-    with serve(tmp_path) as running:
-
-        def ask(**more: Any) -> socket.socket:
-            body = json.dumps({"model": "slow", "prompt": "hello", "max_tokens": 3900, **more}).encode()
-            host, _, port = running.http.rpartition(":")
-            client = socket.create_connection((host, int(port)), 30)
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: {running.http}\r\nContent-Length: {len(body)}\r\n\r\n"
-            client.sendall(head.encode() + body)
-            return client
-
-        def counts(running_count: int, waiting: int) -> bool:
-            text = running.read_metrics()
-            labels = '{model="slow",model_name="slow",version="1"}'
-            return (
-                f"vllm:num_requests_running{labels} {running_count}.0" in text
-                and f"vllm:num_requests_waiting{labels} {waiting}.0" in text
-            )
-
-        with ask():
-            assert eventually(lambda: counts(1, 0))
-            schema = {"type": "object", "properties": {"a": {"type": "number"}}}
-            named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-            for more in ({}, {"response_format": named}, {"stream": True}):
-                for _ in range(2):
-                    waiting = [ask(**more) for _ in range(2)]
-                    assert eventually(lambda: counts(1, 2))
-                    with ask() as refused:
-                        assert b"503" in refused.recv(100)
-                    for client in waiting:
-                        client.close()
-                    assert eventually(lambda: counts(1, 0))
-        assert eventually(lambda: counts(0, 0))
 
 
 def test_many_short_steps_above_the_time_limit_are_no_hang(server: Any) -> None:

@@ -283,32 +283,6 @@ def test_sighup_renews_the_certificate_of_https_unless_it_does_not_match_the_key
     assert eventually(lambda: https.shown() == second)
 
 
-def test_handshakes_succeed_while_the_certificate_is_renewed(first_shown: Https) -> None:
-    https = first_shown
-    is_over, failures = threading.Event(), []
-
-    def shake_hands() -> None:
-        while not is_over.is_set():
-            try:
-                https.shown()
-            except OSError as error:
-                failures.append(error)
-
-    clients = [threading.Thread(target=shake_hands) for _ in range(2)]
-    for client in clients:
-        client.start()
-    try:
-        for number in range(1, 11):
-            expected = https.lay_out(number % 2)
-            https.reload()
-            assert eventually(lambda e=expected: https.shown() == e)
-    finally:
-        is_over.set()
-        for client in clients:
-            client.join()
-    assert failures == []
-
-
 def test_sighup_scans_the_repository(watched: Watched) -> None:
     watched.file.write_text('[log]\nformat = "json"\n')
     watched.repository.add("more", identity_config())
@@ -367,3 +341,29 @@ def test_a_fatal_gpu_fault_drains_and_sets_its_exit_code(repository: Any) -> Non
     assert done.returncode == 79, done.stderr
     assert "GPU 0 fell off the bus" in done.stderr
     assert "draining" in done.stderr
+
+
+def test_handshakes_succeed_while_the_certificate_is_renewed(first_shown: Https) -> None:
+    https = first_shown
+    is_over, failures = threading.Event(), []
+
+    def shake_hands() -> None:
+        while not is_over.is_set():
+            try:
+                https.shown()
+            except OSError as error:
+                failures.append(error)
+
+    clients = [threading.Thread(target=shake_hands) for _ in range(2)]
+    for client in clients:
+        client.start()
+    try:
+        for number in range(1, 11):
+            expected = https.lay_out(number % 2)
+            https.reload()
+            assert eventually(lambda e=expected: https.shown() == e)
+    finally:
+        is_over.set()
+        for client in clients:
+            client.join()
+    assert failures == []

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kit.eventually import eventually
+from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 
 TINY = Path(__file__).parents[1] / "data/tiny_llm/tiny.gguf"
@@ -42,15 +43,13 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("models")
-    for name in ("talker", "thinker", "tiny"):
-        (models / name / "1").mkdir(parents=True)
-    (models / "talker/config.pbtxt").write_text('backend: "scripted_llm"')
-    (models / "talker/1/script.json").write_text(json.dumps({"answers": ANSWERS, "chat_template": "<tool_call>"}))
-    (models / "thinker/config.pbtxt").write_text('backend: "scripted_llm"')
-    script = {"answers": {"why": THOUGHT}, "chat_template": "{{ enable_thinking }}</think>"}
-    (models / "thinker/1/script.json").write_text(json.dumps(script))
-    shutil.copy(TINY, models / "tiny/1/model.gguf")
-    (models / "tiny/config.pbtxt").write_text('backend: "openvino_genai"')
+    scripts = {
+        "talker": {"answers": ANSWERS, "chat_template": "<tool_call>"},
+        "thinker": {"answers": {"why": THOUGHT}, "chat_template": "{{ enable_thinking }}</think>"},
+    }
+    for name, script in scripts.items():
+        model_folder(models / name, 'backend: "scripted_llm"', {"1/script.json": json.dumps(script)})
+    model_folder(models / "tiny", 'backend: "openvino_genai"', {"1/model.gguf": TINY.read_bytes()})
     with serve(models) as running:
         yield running
 
@@ -273,6 +272,49 @@ def openai_client(server: Any) -> Iterator[Any]:
 
     with openai.OpenAI(base_url=server.url("/v1"), api_key="none", max_retries=0) as opened:
         yield opened
+
+
+def test_openais_client_gets_chats_and_is_told_what_is_not_supported(openai_client: Any) -> None:
+    import openai
+
+    with pytest.raises(openai.NotFoundError, match="unknown path: POST /v1/images/generations") as unknown:
+        openai_client.images.generate(model="talker", prompt="hello")
+    assert unknown.value.code == "unknown_url"
+    messages = [{"role": "developer", "content": "be brief"}, *user("hello")]
+    ask = partial(openai_client.chat.completions.create, model="talker", messages=messages)
+    with pytest.raises(openai.BadRequestError, match="'verbosity' is not supported; supported are") as bad:
+        ask(verbosity="low")
+    assert bad.value.param == "verbosity"
+    (choice,) = ask(logprobs=True, top_logprobs=1, user="me", store=False, max_tokens=2).choices
+    assert (choice.message.content, choice.finish_reason) == ("He", "length")
+    assert [item.top_logprobs[0].token for item in choice.logprobs.content] == ["H", "e"]
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    deltas = [chunk.choices[0].delta for chunk in ask(messages=user("weather"), tools=[tool], stream=True)]
+    parts = [part.function for delta in deltas for part in delta.tool_calls or ()]
+    assert "".join(delta.content or "" for delta in deltas) == "I look."
+    assert [part.name for part in parts] == ["weather"] + [None] * (len(parts) - 1)
+    assert json.loads("".join(part.arguments for part in parts)) == {"city": "Bern", "days": [1, 2]}
+
+
+def test_openais_client_gets_reasoning_apart_and_switches_it(openai_client: Any) -> None:
+    import openai
+
+    ask = partial(openai_client.chat.completions.create, model="thinker")
+    answer = ask(messages=user("why"))
+    message = answer.choices[0].message
+    assert (message.reasoning_content, message.content) == ("4 > 3", "Because.")
+    *chunks, last = ask(messages=user("why"), stream=True, stream_options={"include_usage": True})
+    for usage in (answer.usage, last.usage):
+        assert usage.completion_tokens_details.reasoning_tokens == len("<think>\n4 > 3\n</think>")
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "4 > 3"
+    assert "".join(delta.content or "" for delta in deltas) == "Because."
+    # The script repeats what it does not know: the prompt, of which the template's variables are a part.
+    for more in ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, {"reasoning_effort": "none"}):
+        assert ask(messages=user("x"), **more).choices[0].message.content == "enable_thinking=false"
+    with pytest.raises(openai.BadRequestError, match="no variable 'reasoning_effort'; it has 'enable_thinking'"):
+        ask(messages=user("why"), reasoning_effort="high")
 
 
 def check_types(*items: Any) -> None:

@@ -1,14 +1,12 @@
-"""Text in images, through the installed server: a Python model that finds lines by one network and reads by another.
+"""Text in images, through the installed server: lines are found by one network and read by another.
 
-The networks are real and come from `fetch_pipeline_models.sh`; the model folders are in `pipelines/text_in_images`.
+The networks are real and come from `fetch_pipeline_models.sh`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,19 +14,13 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import tritonclient.grpc as triton_grpc
-import tritonclient.http as triton_http
 from PIL import Image, ImageDraw, ImageFont
-from tritonclient.utils import InferenceServerException
 
 from edge_server.cli.main import main
 from edge_server.plugins.add.text_trial import DRAWN_LINES
-from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import parameters
 from tests.kit.server import serve
-from tests.kit.together import together
 
-PIPELINE = Path(__file__).parent / "pipelines" / "text_in_images"
 NETWORKS = {"text_detector": "EDGE_TEST_TEXT_DETECTOR", "text_recogniser": "EDGE_TEST_TEXT_RECOGNISER"}
 
 pytestmark = [
@@ -46,36 +38,24 @@ LINES = [
 ]  # fmt: skip
 
 
-READS_LINES = "".join(
-    f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-    for key, value in {
-        "network_image_width": "640", "network_image_height": "960", "image_fit": "letterbox", "image_color": "bgr",
-        "image_scale": "1/255", "image_mean": "0.485,0.456,0.406", "image_stddev": "0.229,0.224,0.225",
-        "detection_head": "dbnet", "detection_score_threshold": "0.5", "detection_text_model": "text_recogniser",
-    }.items()
+READS_LINES = parameters(
+    network_image_width=640, network_image_height=960, image_fit="letterbox", image_color="bgr", image_scale="1/255",
+    image_mean="0.485,0.456,0.406", image_stddev="0.229,0.224,0.225", detection_head="dbnet",
+    detection_score_threshold=0.5, detection_text_model="text_recogniser",
 )  # fmt: skip
-
-
-def write_pipeline(path: Path) -> None:
-    """Copy the model folders and put the networks into them."""
-    for name in ("read_text", *NETWORKS):
-        shutil.copytree(PIPELINE / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, variable in NETWORKS.items():
-        (path / name / "1").mkdir()
-        shutil.copy(os.environ[variable], path / name / "1" / "model.onnx")
+READER = """
+# A score for each of 6905 letters and the blank at each step along the line.
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [ 3, 48, -1 ] }
+output { name: "fetch_name_0" data_type: TYPE_FP32 dims: [ -1, 6906 ] }
+"""
 
 
 @pytest.fixture(scope="module")
 def server(module_repository: Any, shared_server: Callable[..., Any]) -> Iterator[Any]:
-    write_pipeline(module_repository.path)
-    # The same pipeline whose Python part lives in a process of its own, and calls the networks from there.
-    isolated = module_repository.path / "isolated_read_text"
-    shutil.copytree(module_repository.path / "read_text", isolated)
-    with (isolated / "config.pbtxt").open("a") as config:
-        config.write(parameters(isolation="process"))
-    lines = module_repository.path / "text_lines"
-    shutil.copytree(module_repository.path / "text_detector", lines)
-    (lines / "config.pbtxt").write_text(READS_LINES)
+    for name, variable in NETWORKS.items():
+        config = READER if name == "text_recogniser" else READS_LINES
+        module_repository.add(name, config, files={"1/model.onnx": Path(os.environ[variable]).read_bytes()})
     with shared_server(module_repository.path) as running:
         yield running
 
@@ -90,86 +70,11 @@ def page(lines: list[str], size: int = 32, degrees: float = 0.0) -> bytes:
     return bytes(cv2.imencode(".png", np.asarray(turned)[:, :, ::-1])[1])
 
 
-def read(client: Any, library: Any, picture: bytes, model: str = "read_text") -> Any:
-    given = infer_input(library, "IMAGE", np.array([picture], dtype=np.object_))
-    return client.infer(model, [given])
-
-
-def texts(answer: Any) -> list[str]:
-    return [text.decode() for text in answer.as_numpy("TEXT")]
-
-
-@pytest.mark.parametrize("library", [triton_http, triton_grpc])
-@pytest.mark.parametrize("model", ["read_text", "isolated_read_text"])
-def test_any_number_of_rendered_lines_is_read_exactly(server: Any, library: Any, model: str) -> None:
-    address = server.http if library is triton_http else server.grpc
-    with library.InferenceServerClient(address) as client:
-        for count in (0, 1, 2, 5, 12):
-            answer = read(client, library, page(LINES[:count]), model)
-            assert texts(answer) == LINES[:count]
-            corners, scores = answer.as_numpy("CORNERS"), answer.as_numpy("SCORE")
-            assert (corners.shape, scores.shape) == ((count, 4, 2), (count,))
-            assert ((scores > 0.6) & (scores <= 1)).all()
-            tops = corners[:, 0, 1]
-            assert (np.abs(tops - (30 + 64 * np.arange(count))) < 16).all(), tops
-
-
 def test_a_detector_that_names_the_recogniser_reads_the_same_lines(server: Any) -> None:
-    status, body = server.request("POST", "/edge/v1/models/text_lines/perception", page(LINES))
+    status, body = server.request("POST", "/edge/v1/models/text_detector/perception", page(LINES))
     assert status == 200, body
     found = sorted(json.loads(body)["detections"], key=lambda line: line["y_min"])
     assert [line["text"] for line in found] == LINES
-
-
-@pytest.mark.parametrize("size", [20, 28, 44])
-@pytest.mark.parametrize("degrees", [-4.0, 0.0, 4.0])
-def test_lines_of_several_sizes_and_angles_are_read(server: Any, size: int, degrees: float) -> None:
-    wanted = LINES[:4]
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        assert texts(read(client, triton_grpc, page(wanted, size, degrees))) == wanted
-
-
-def test_requests_at_the_same_time_each_get_their_own_text(server: Any) -> None:
-    before = server.statistics("text_recogniser")
-    wrong: list[object] = []
-    barrier = threading.Barrier(4)
-
-    def work(index: int) -> None:
-        library = (triton_http, triton_grpc)[index % 2]
-        address = (server.http, server.grpc)[index % 2]
-        with library.InferenceServerClient(address) as client:
-            barrier.wait(20)
-            for turn in range(5):
-                # Twelve lines in an order of one's own.
-                wanted = [LINES[(3 * index + turn + place) % 12] for place in range(1 + (index + turn) % 5)]
-                found = texts(read(client, library, page(wanted)))
-                if found != wanted:
-                    wrong.append((wanted, found))
-
-    together(work, range(4))
-    assert wrong == []
-    after = server.statistics("text_recogniser")
-    lines = sum(1 + (index + turn) % 5 for index in range(4) for turn in range(5))
-    assert after["inference_count"] - before["inference_count"] == lines
-    assert after["execution_count"] - before["execution_count"] < lines
-
-
-def test_lines_of_one_width_go_through_the_recogniser_as_one_batch(server: Any) -> None:
-    before = server.statistics("text_recogniser")
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        assert texts(read(client, triton_grpc, page(["Maximum load 250 kg"] * 8))) == ["Maximum load 250 kg"] * 8
-    after = server.statistics("text_recogniser")
-    assert after["inference_count"] - before["inference_count"] == 8
-    assert after["execution_count"] - before["execution_count"] == 1
-
-
-@pytest.mark.parametrize("body", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + b"\0" * 64], ids=["empty", "text", "png"])
-def test_an_invalid_image_is_a_client_error_and_the_next_one_is_read(server: Any, body: bytes) -> None:
-    with triton_http.InferenceServerClient(server.http) as client:
-        with pytest.raises(InferenceServerException, match=f"{len(body)} bytes that are not a picture") as caught:
-            read(client, triton_http, body)
-        assert caught.value.status() == "400"
-        assert texts(read(client, triton_http, page(LINES[:1]))) == LINES[:1]
 
 
 @pytest.mark.parametrize("source", ["PP-OCRv6, two files", "PP-OCRv4, a folder with a third network"])
@@ -189,17 +94,3 @@ def test_networks_that_one_command_adds_read_a_page(
     assert status == 200, body
     found = sorted(json.loads(body)["detections"], key=lambda line: line["y_min"])
     assert [line["text"] for line in found] == LINES[:4]
-
-
-def test_an_unloaded_network_is_named_in_the_error(tmp_path: Path) -> None:
-    write_pipeline(tmp_path)
-    flags = ("--model-control-mode=explicit", "--load-model=*")
-    with serve(tmp_path, *flags) as server, triton_http.InferenceServerClient(server.http) as client:
-        assert texts(read(client, triton_http, page(LINES[:2]))) == LINES[:2]
-        client.unload_model("text_recogniser")
-        with pytest.raises(InferenceServerException, match="text_recogniser"):
-            read(client, triton_http, page(LINES[:2]))
-        # A page without lines asks only the detector.
-        assert texts(read(client, triton_http, page([]))) == []
-        client.load_model("text_recogniser")
-        assert texts(read(client, triton_http, page(LINES[:2]))) == LINES[:2]

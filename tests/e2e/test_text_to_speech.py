@@ -28,6 +28,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.server import serve
 from tests.kit.triton_stream import TritonStream
 
@@ -67,10 +68,6 @@ PHONEMES = "plˈiːz tˈɜːn ɔnðə lˈaɪt ɪnðə kˈɪtʃən."
 LONG = f"{SENTENCE} Then open the door. And now close all of the windows, because it is cold outside."
 
 
-def parameter(key: str, text: str) -> str:
-    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
-
-
 @pytest.fixture(scope="module")
 def voice() -> Path:
     """Return the ONNX file of Piper's voice."""
@@ -97,9 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, voice: Path, kokoro: Path) 
     (models / "still/1").mkdir(parents=True)
     for file in (voice, voice.with_name(f"{voice.name}.json")):
         shutil.copyfile(file, models / "still/1" / file.name)
-    (models / "still/config.pbtxt").write_text(
-        parameter("noise_scale", "0") + parameter("noise_w", "0") + parameter("max_text_characters", "300")
-    )
+    (models / "still/config.pbtxt").write_text(parameters(noise_scale=0, noise_w=0, max_text_characters=300))
     shutil.copytree(kokoro, models / "many/1")
     with serve(models, "--wyoming=127.0.0.1:0") as server:
         yield server
@@ -203,42 +198,6 @@ def test_openais_client_streams_the_sentences_as_they_are_made(client: Any) -> N
     np.testing.assert_array_equal(streamed, np.concatenate(parts))
 
 
-def test_events_have_the_audio_in_parts(client: Any) -> None:
-    import base64
-
-    ask = client.audio.speech.with_streaming_response.create
-    with ask(model="still", input=LONG, voice="joe", response_format="pcm", stream_format="sse") as answer:
-        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
-    assert [event["type"] for event in events] == ["speech.audio.delta"] * 3 + ["speech.audio.done"]
-    audio = b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
-    assert audio == say(client, text=LONG, response_format="pcm")
-
-
-def test_wrong_values_are_named(client: Any) -> None:
-    import openai
-
-    for options, message in (
-        ({"voice": "nobody"}, "voice: model 'still' has joe, got 'nobody'"),
-        ({"text": "a" * 301}, "text: expected at most 300 characters"),
-        ({"speed": 5}, "speed: expected 0.25 to 4, got 5"),
-        ({"model": "many", "voice": "jm_kumo"}, "voice: model 'many' has af_alpha, bm_kumo, got 'jm_kumo'"),
-    ):
-        with pytest.raises(openai.BadRequestError, match=re.escape(message)):
-            say(client, **options)
-
-
-def test_a_text_without_words_is_silent(client: Any) -> None:
-    assert read_wav(say(client, text="..."))[0].size == 0
-
-
-def test_a_model_is_listed_with_its_voices(server: Any, client: Any) -> None:
-    assert {model.id for model in client.models.list().data} == {"still", "many"}
-    assert server.ask("/api/tags")[1] == {"models": []}
-    parameters = server.ask("/v2/models/many/config")[1]["parameters"]
-    assert parameters["voices"]["string_value"] == "af_alpha, bm_kumo"
-    assert parameters["languages"]["string_value"] == "en-US, en-GB"
-
-
 def test_tritons_client_gets_samples(server: Any, client: Any) -> None:
     text = infer_input(grpc_client, "text", np.array([LONG.encode()], object))
     stream = grpc_client.InferInput("stream", [1], "BOOL")
@@ -336,6 +295,15 @@ def test_home_assistant_speaks(server: Any, client: Any, tmp_path: Path) -> None
     np.testing.assert_array_equal(read_wav(file.read_bytes())[0], read_wav(say(client, "many", LONG))[0])
 
 
+def test_a_killed_process_fails_its_requests_and_comes_back(client: Any, server: Any) -> None:
+    before = say(client)
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    for child in children:
+        if "process_main" in Path(f"/proc/{child}/cmdline").read_text():
+            os.kill(int(child), signal.SIGKILL)
+    assert say(client.with_options(max_retries=10)) == before
+
+
 def test_the_model_stops_when_a_client_leaves(server: Any, client: Any) -> None:
     ask = client.audio.speech.with_streaming_response.create
     text = "This is one more sentence, which nobody will ever hear. " * 70
@@ -345,10 +313,14 @@ def test_the_model_stops_when_a_client_leaves(server: Any, client: Any) -> None:
     assert read_wav(say(client.with_options(timeout=60), "many"))[0].size
 
 
-def test_a_killed_process_fails_its_requests_and_comes_back(client: Any, server: Any) -> None:
-    before = say(client)
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    for child in children:
-        if "process_main" in Path(f"/proc/{child}/cmdline").read_text():
-            os.kill(int(child), signal.SIGKILL)
-    assert say(client.with_options(max_retries=10)) == before
+def test_wrong_values_are_named(client: Any) -> None:
+    import openai
+
+    for options, message in (
+        ({"voice": "nobody"}, "voice: model 'still' has joe, got 'nobody'"),
+        ({"text": "a" * 301}, "text: expected at most 300 characters"),
+        ({"speed": 5}, "speed: expected 0.25 to 4, got 5"),
+        ({"model": "many", "voice": "jm_kumo"}, "voice: model 'many' has af_alpha, bm_kumo, got 'jm_kumo'"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=re.escape(message)):
+            say(client, **options)

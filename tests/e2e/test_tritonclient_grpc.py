@@ -242,24 +242,3 @@ def test_errors_have_their_status_and_message(any_client: Any) -> None:
     with pytest.raises(InferenceServerException, match=r"stub|fail") as caught:
         any_client.infer("failing", [given("INPUT0", array[:, :4], "FP32")])
     assert caught.value.status() == "StatusCode.INTERNAL"
-
-
-def test_log_settings_are_read_and_changed(client: Any) -> None:
-    try:
-        client.update_log_settings({"log_verbose_level": 2})
-        assert client.get_log_settings().settings["log_verbose_level"].uint32_param == 2
-    finally:
-        client.update_log_settings({"log_verbose_level": 0})
-
-
-def test_unsupported_rpcs_answer_unimplemented(client: Any) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        client.register_cuda_shared_memory("r", b"aGFuZGxl", 0, 16)
-    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-
-
-def test_load_and_unload_are_refused_without_explicit_mode(client: Any) -> None:
-    for ask in (client.load_model, client.unload_model):
-        with pytest.raises(InferenceServerException, match=r"explicit model load / unload is not allowed") as caught:
-            ask("add_sub_openvino")
-        assert caught.value.status() == "StatusCode.UNAVAILABLE"

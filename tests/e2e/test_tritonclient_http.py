@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -126,17 +125,6 @@ def test_the_request_id_is_returned(client: Any) -> None:
     assert "id" not in client.infer("same_INT32", [given("INPUT0", array, "INT32")]).get_response()
 
 
-def test_parameters_of_every_type_are_accepted(client: Any) -> None:
-    answer = client.infer(
-        "same_INT32",
-        [given("INPUT0", np.zeros((1, 1), np.int32), "INT32")],
-        parameters={"camera": "front", "exposure": 7, "gain": 1.5, "is_night": True},
-        priority=1,
-        timeout=1_000_000,
-    )
-    assert answer.get_response()["model_name"] == "same_INT32"
-
-
 def test_concurrent_requests_each_get_their_own_response(any_client: Any) -> None:
     arrays = [np.full((1 + number % 4, 16), number, np.float32) for number in range(48)]
     asked = [("add_sub_openvino", [given("INPUT0", array, "FP32"), given("INPUT1", array, "FP32")]) for array in arrays]
@@ -170,14 +158,6 @@ def test_statistics_and_the_index_name_the_model(any_client: Any) -> None:
     index = any_client.get_model_repository_index()
     # Behind Triton's members there may be the SHA-256 of the files.
     assert any({"name": "conv_openvino", "version": "1", "state": "READY"}.items() <= item.items() for item in index)
-
-
-def test_server_metadata_names_the_supported_extensions(client: Any) -> None:
-    metadata = client.get_server_metadata()
-    assert metadata["name"] == "triton"
-    assert {"classification", "binary_tensor_data", "statistics", "model_repository", "parameters"} <= set(
-        metadata["extensions"]
-    )
 
 
 def test_model_metadata_shows_the_batch_dimension(any_client: Any) -> None:
@@ -222,37 +202,3 @@ def test_errors_reach_the_client_with_status_and_message(any_client: Any) -> Non
     with pytest.raises(InferenceServerException, match=r"expects 'INT32'") as caught:
         any_client.infer("same_INT32", [given("INPUT0", array, "FP32")])
     assert caught.value.status() == "400"
-
-
-def test_generate_answers_flat_json(zoo: Any) -> None:
-    status, answer = zoo.ask("/v2/models/same_INT32/generate", {"INPUT0": [1, 2, 3], "id": "g1"})
-    assert status == 200, answer
-    assert answer["OUTPUT0"] == [1, 2, 3]
-    assert answer["id"] == "g1"
-
-
-def test_generate_stream_sends_each_response_of_a_decoupled_model_as_an_event(zoo: Any) -> None:
-    body = json.dumps({"IN": [5, 6, 7], "DELAY": [0, 0, 0], "WAIT": 0}).encode()
-    status, text = zoo.request("POST", "/v2/models/repeat/generate_stream", body)
-    assert status == 200, text
-    events = [json.loads(line.removeprefix(b"data: ")) for line in text.split(b"\n\n") if line]
-    assert [event["OUT"] for event in events] == [5, 6, 7]
-    assert [event["IDX"] for event in events] == [0, 1, 2]
-
-
-def test_log_settings_are_read_and_changed(client: Any) -> None:
-    before = client.get_log_settings()
-    assert before["log_verbose_level"] == 0
-    try:
-        assert client.update_log_settings({"log_verbose_level": 1})["log_verbose_level"] == 1
-        assert client.get_log_settings()["log_verbose_level"] == 1
-    finally:
-        client.update_log_settings(before | {"log_file": None})
-    assert client.get_log_settings() == before
-
-
-def test_unsupported_endpoints_answer_the_documented_refusal(client: Any) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        client.register_cuda_shared_memory("r", b"handle", 0, 16)
-    assert caught.value.status() == "501"
-    assert client.get_cuda_shared_memory_status() == []

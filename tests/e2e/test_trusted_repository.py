@@ -73,15 +73,3 @@ def test_only_models_signed_with_the_key_are_served(repository: Any, tmp_path: P
         deploy(repository, good, 4)
         assert eventually(lambda: answered_by(server) == "4"), server.log()
         assert "Traceback" not in server.log()
-
-
-def test_a_key_that_cannot_be_used_ends_the_start_with_one_line(
-    repository: Any, tmp_path: Path, run_command: Callable[..., Any]
-) -> None:
-    (tmp_path / "key.pub").write_text("not a key")
-    done = run_command("check", str(repository.path), f"--signature-public-key={tmp_path / 'key.pub'}")
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"edge-server check: '{tmp_path / 'key.pub'}' is not an Ed25519 public key: expected PEM, 32 bytes, or base64 "
-        "of them\n"
-    )

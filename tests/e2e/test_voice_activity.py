@@ -22,10 +22,8 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from onnx import TensorProto, helper
-from tritonclient.utils import InferenceServerException
 
 from tests.kit.infer_input import infer_input
-from tests.kit.model_folder import parameters
 from tests.kit.triton_stream import TritonStream
 
 PIPELINE = Path(__file__).parent / "pipelines" / "voice_activity"
@@ -42,11 +40,6 @@ pytestmark = [
 FRAME = 512
 FRAMES = 40
 MICROPHONES = 12
-
-VARIANTS = {
-    "direct": "voice_direct", "oldest": "voice_oldest", "python": "voice_python", "python_text": "voice_python_text",
-    "python_direct": "voice_python_direct", "isolated": "voice_python_isolated",
-}  # fmt: skip
 
 
 def as_stateful(path: str, *, has_controls: bool) -> onnx.ModelProto:
@@ -148,17 +141,6 @@ def server(module_repository: Any, shared_server: Callable[..., Any]) -> Iterato
     for name, has_controls in (("voice_direct", True), ("voice_oldest", False)):
         (path / name / "1").mkdir()
         onnx.save(as_stateful(NETWORK, has_controls=has_controls), path / name / "1" / "model.onnx")
-    shutil.copy(NETWORK, path / "voice_python" / "1" / "network.onnx")
-    config = (path / "voice_python" / "config.pbtxt").read_text()
-    oldest = "oldest { max_candidate_sequences: 16 max_queue_delay_microseconds: 1000 }"
-    assert oldest in config
-    for name, other in (
-        ("text", config.replace("TYPE_UINT64", "TYPE_STRING")),
-        ("direct", config.replace(oldest, "direct {}")),
-        ("isolated", config + parameters(isolation="process")),
-    ):
-        shutil.copytree(path / "voice_python", path / f"voice_python_{name}")
-        (path / f"voice_python_{name}" / "config.pbtxt").write_text(other)
     with shared_server(path) as running:
         yield running
 
@@ -225,20 +207,11 @@ def all_at_once(server: Any, model: str, microphones: list[np.ndarray], ids: lis
     return found
 
 
-def ids_for(variant: str) -> list[Any]:
-    if variant == "python_text":
-        return [f"microphone {number}" for number in range(MICROPHONES)]
-    if variant.startswith("python") or variant == "isolated":
-        # tritonclient's gRPC can send ids of 63 bits only, its HTTP all that there are.
-        return [(2**62 if number < 8 else 2**63) + number for number in range(MICROPHONES)]
-    return [number if number % 2 else f"microphone {number}" for number in range(1, MICROPHONES + 1)]
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("model", ["voice_direct", "voice_oldest"])
 def test_concurrent_microphones_get_the_same_bits_as_each_alone(
-    server: Any, microphones: list[np.ndarray], expected: list[np.ndarray], variant: str
+    server: Any, microphones: list[np.ndarray], expected: list[np.ndarray], model: str
 ) -> None:
-    model, ids = VARIANTS[variant], ids_for(variant)
+    ids = [number if number % 2 else f"microphone {number}" for number in range(1, MICROPHONES + 1)]
     before = server.statistics(model)
     found = all_at_once(server, model, microphones, ids)
     for name, answers in zip(ids, expected, strict=True):
@@ -247,37 +220,3 @@ def test_concurrent_microphones_get_the_same_bits_as_each_alone(
     frames = sum(len(answers) for answers in expected)
     assert after["inference_count"] - before["inference_count"] == frames
     assert after["execution_count"] - before["execution_count"] < frames, "some frames shared a batch"
-
-
-@pytest.mark.parametrize("model", ["voice_direct", "voice_oldest", "voice_python"])
-def test_a_sequence_id_that_starts_again_starts_with_a_zero_state(
-    server: Any, microphones: list[np.ndarray], expected: list[np.ndarray], model: str
-) -> None:
-    frames, answers = microphones[0][:6], expected[0][:6]
-    with triton_http.InferenceServerClient(server.http) as client:
-        for ends in (False, True):
-            for number, frame in enumerate(frames):
-                answer = client.infer(
-                    model, frame_input(triton_http, frame), sequence_id=77, sequence_start=number == 0,
-                    sequence_end=ends and number == len(frames) - 1,
-                )  # fmt: skip
-                assert answer.as_numpy("SPEECH")[0, 0] == answers[number]
-
-
-@pytest.mark.parametrize("library", [triton_http, triton_grpc])
-@pytest.mark.parametrize("model", ["voice_direct", "voice_oldest", "voice_python"])
-def test_frames_without_a_sequence_or_a_start_are_refused(
-    server: Any, microphones: list[np.ndarray], model: str, library: Any
-) -> None:
-    given = frame_input(library, microphones[0][0])
-    with library.InferenceServerClient(server.http if library is triton_http else server.grpc) as client:
-        with pytest.raises(InferenceServerException, match="must specify a non-zero or non-empty correlation ID"):
-            client.infer(model, given)
-        with pytest.raises(InferenceServerException, match="must specify the START flag on the first request"):
-            client.infer(model, given, sequence_id=4711)
-        # The Python model gets ids as numbers.
-        reason = (
-            "expected an integer" if model == "voice_python" else "must specify the START flag on the first request"
-        )
-        with pytest.raises(InferenceServerException, match=reason):
-            client.infer(model, given, sequence_id="nobody")

@@ -24,6 +24,7 @@ import tritonclient.grpc as grpcclient
 from edge_server.client import FrameStream
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
+from tests.kit.model_folder import parameters
 from tests.kit.models import REPEAT, identity_config
 from tests.kit.server import serve
 
@@ -104,10 +105,6 @@ def body(value: int = 7, **parameters: Any) -> dict[str, Any]:
     return {"inputs": [tensor], "parameters": parameters}
 
 
-def delayed(milliseconds: int) -> str:
-    return f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{milliseconds}" }} }}\n'
-
-
 def pending(server: Any, model: str) -> int:
     return int(server.read_counters(model)["nv_inference_pending_request_count"])
 
@@ -129,7 +126,7 @@ def test_batches_deadlines_and_the_cache_do_not_use_the_wall_clock(
 
     def timed_out_after(timeout_us: int) -> str:
         policy = f"timeout_action: REJECT default_timeout_microseconds: {timeout_us}"
-        return delayed(3000) + f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}"
+        return parameters(execute_delay_ms=3000) + f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}"
 
     repository.add("pair", identity_config(more=batching(LONG_US)))
     repository.add("alone", identity_config(more=batching(SHORT_US)))
@@ -210,8 +207,7 @@ def test_sequences_streams_and_idle_models_do_not_use_the_wall_clock(
         json.dumps({"answers": {"hello": "Hello!"}})
     )
     for name, idle_s in (("kept", LONG_US // 1_000_000), ("forgotten", 1)):
-        idle = f'parameters {{ key: "idle_unload_s" value {{ string_value: "{idle_s}" }} }}'
-        repository.add(name, identity_config(more=idle))
+        repository.add(name, identity_config(more=parameters(idle_unload_s=idle_s)))
 
     def count(model: str, **flags: Any) -> int | None:
         status, answer = server.infer(model, body(sequence_id=5, **flags))
@@ -268,7 +264,7 @@ def test_loads_and_upload_detection_do_not_use_the_wall_clock(
 ) -> None:
     whole = repository.add_sub("whole", 'backend: "onnxruntime"') / "1" / "model.onnx"
     content = whole.read_bytes()
-    slow = 'parameters { key: "creation_delay_sec" value { string_value: "3" } }'
+    slow = parameters(creation_delay_sec=3)
     flags = ("--governor=false", "--repository-poll-secs=0.3")
     with serve(repository.path, *flags, environment=clock.environment) as server:
         loads = server.read_counters("whole")["edge_model_loads_total"]
@@ -303,7 +299,9 @@ def test_loads_and_upload_detection_do_not_use_the_wall_clock(
 def test_the_drain_does_not_use_the_wall_clock(
     repository: Any, clock: WallClock, jump_s: int, exit_timeout_s: int, is_answered: bool
 ) -> None:
-    repository.add("slow", identity_config(batch=1, more=delayed(2000 if is_answered else 3_600_000)))
+    repository.add(
+        "slow", identity_config(batch=1, more=parameters(execute_delay_ms=2000 if is_answered else 3_600_000))
+    )
     flags = (f"--exit-timeout-secs={exit_timeout_s}", "--governor=false")
     with serve(repository.path, *flags, environment=clock.environment) as server, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(server.infer, "slow", body()) for _ in range(2)]

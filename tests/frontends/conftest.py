@@ -170,6 +170,7 @@ class StubService:
         self.unloads: list[tuple[str, bool]] = []
         self.orders: list[tuple[Any, ...]] = []
         self.requests: list[Request] = []
+        self.holds_us: list[float] = []
         self.tickets: list[StubTicket] = []
         self.submitted = threading.Event()
 
@@ -281,6 +282,7 @@ class StubService:
             raise
         ticket = StubTicket(request, sink)
         self.requests.append(request)
+        self.holds_us.append(hold_us)
         self.tickets.append(ticket)
 
         def work() -> None:

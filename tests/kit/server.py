@@ -1,4 +1,4 @@
-"""The installed server in a process of its own."""
+"""The installed server in a process of its own, and one in the test's process."""
 
 from __future__ import annotations
 
@@ -29,33 +29,12 @@ START_LIMIT_S = 120.0
 
 
 @dataclass
-class ServerProcess:
-    """One `edge-server serve`. `http`, `grpc` and `metrics` are "host:port"."""
+class Addresses:
+    """Where a server listens, each "host:port", and what tests ask it."""
 
-    process: subprocess.Popen[str]
     http: str = ""
     grpc: str = ""
     metrics: str = ""
-    banner: list[str] = field(default_factory=list)
-    stderr_path: Path = Path(os.devnull)
-    _reader: threading.Thread = field(default_factory=threading.Thread)
-
-    def read_ahead(self) -> None:
-        """Collect the rest of the standard output as it comes, so that the server never waits for a reader."""
-
-        def collect() -> None:
-            assert self.process.stdout is not None
-            with self.process.stdout as lines:
-                self.banner.extend(line.rstrip() for line in lines)
-
-        self._reader = threading.Thread(target=collect)
-        self._reader.start()
-
-    def output(self) -> str:
-        """Return everything the server printed, once it has ended."""
-        self.process.wait(30)
-        self._reader.join(30)
-        return "\n".join(self.banner)
 
     def url(self, path: str) -> str:
         return f"http://{self.http}{path}"
@@ -110,6 +89,33 @@ class ServerProcess:
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=30) as reply:
             return reply.read().decode()
 
+
+@dataclass(kw_only=True)
+class ServerProcess(Addresses):
+    """One `edge-server serve`."""
+
+    process: subprocess.Popen[str]
+    banner: list[str] = field(default_factory=list)
+    stderr_path: Path = Path(os.devnull)
+    _reader: threading.Thread = field(default_factory=threading.Thread)
+
+    def read_ahead(self) -> None:
+        """Collect the rest of the standard output as it comes, so that the server never waits for a reader."""
+
+        def collect() -> None:
+            assert self.process.stdout is not None
+            with self.process.stdout as lines:
+                self.banner.extend(line.rstrip() for line in lines)
+
+        self._reader = threading.Thread(target=collect)
+        self._reader.start()
+
+    def output(self) -> str:
+        """Return everything the server printed, once it has ended."""
+        self.process.wait(30)
+        self._reader.join(30)
+        return "\n".join(self.banner)
+
     def log(self) -> str:
         return self.stderr_path.read_text()
 
@@ -162,7 +168,7 @@ def start(
             stdout=subprocess.PIPE, stderr=stderr, text=True,
             env={"PYTHONFAULTHANDLER": "1", **variables, "PYTHONPATH": os.pathsep.join(filter(None, packages))},
         )  # fmt: skip
-    server = ServerProcess(process, stderr_path=stderr_path)
+    server = ServerProcess(process=process, stderr_path=stderr_path)
     # A server that hangs while starting is ended, so that the read below ends too, and says where its threads are.
     limit = threading.Timer(START_LIMIT_S, process.send_signal, (signal.SIGABRT,))
     limit.start()
@@ -207,3 +213,30 @@ def serve(
                     server.process.kill()
                     server.process.wait()
             server.output()
+
+
+@dataclass(kw_only=True)
+class ServerHere(Addresses):
+    """A server in this process."""
+
+    server: Any
+    """The edge_server.Server."""
+
+
+@contextlib.contextmanager
+def serve_here(repository: Path, **settings: Any) -> Iterator[ServerHere]:
+    """Run a server in this process until the end of the block: for rules of wires that need no process. It finds no
+    sensors.
+
+    `settings` are those of edge_server.Server.
+
+    >>> with serve_here(tmp_path, model_control_mode="explicit") as server:
+    ...     assert server.get("/v2/health/ready")[0] == 200
+    """
+    import edge_server
+
+    ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port"), 0)
+    with edge_server.Server(repository, **ports, sysfs_root=machine_without_sensors(), **settings) as server:
+        numbers = (server.http_port, server.grpc_port, server.metrics_port)
+        http, grpc, metrics = (f"127.0.0.1:{number}" for number in numbers)
+        yield ServerHere(http=http, grpc=grpc, metrics=metrics, server=server)

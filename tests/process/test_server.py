@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import edge_server
 from edge_server.config import GrpcConfig, RepositoryConfig, ServerConfig
+from edge_server.process import server as process_module
 from edge_server.process.server import ServerProcess
+from tests.kit.eventually import eventually
 
 
 def server(**parts: Any) -> Any:
@@ -111,3 +117,72 @@ def test_grpc_accepts_clients_at_the_start_if_asked_to_or_if_nothing_is_loaded_t
     made._accept_grpc()
     made._accept_grpc()
     assert calls == ([True] if accepts else [False, "accept"])
+
+
+TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }'
+SLOW = """
+import os
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        # Ends when the test opens its end of the pipe.
+        os.close(os.open(GATE, os.O_RDONLY))
+
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(r, "x").as_numpy())])
+            for r in requests
+        ]
+"""
+
+
+def is_refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 10).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_grpc_accepts_clients_while_only_engine_builds_are_left(
+    repository: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "_ENGINE_WAIT_S", 0.0)
+    builds = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
+    gates = {}
+    for model, more in (("plain", ""), ("engine", builds)):
+        gates[model] = tmp_path / model
+        os.mkfifo(gates[model])
+        repository.add(
+            model,
+            f'backend: "python" {TENSORS} {more}',
+            files={"1/model.py": SLOW.replace("GATE", repr(str(gates[model])))},
+        )
+    repository.add(
+        "ensemble",
+        f'platform: "ensemble" {TENSORS} ensemble_scheduling {{ step {{ model_name: "engine" model_version: -1 '
+        'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }',
+    )
+    server = edge_server.Server(repository.path, grpc_port=0, model_load_thread_count=2)
+    starting = threading.Thread(target=server.start)
+    starting.start()
+    try:
+        assert eventually(lambda: server.grpc_port is not None)
+        port = server.grpc_port
+        assert port is not None
+        assert is_refused(port)
+        # Opens only when the model's code has opened the other end.
+        os.close(os.open(gates["plain"], os.O_WRONLY))
+        assert eventually(lambda: not is_refused(port))
+        states = {entry.name: entry.state for entry in server.models()}
+        assert (states["plain"], states["engine"]) == ("READY", "LOADING")
+        assert states["ensemble"] != "READY"
+    finally:
+        # For reading too, so that it opens at once; kept open for a model that comes later.
+        ends = [os.open(gate, os.O_RDWR) for gate in gates.values()]
+        starting.join(60)
+        server.stop()
+        for end in ends:
+            os.close(end)

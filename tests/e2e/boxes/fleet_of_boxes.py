@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -27,9 +26,10 @@ from onnx import TensorProto, helper
 
 from edge_server.plugins.fleet.follow.installed_models import MARK
 from edge_server.plugins.fleet.release import SAMPLE_NAME
+from tests.kit import site
 from tests.kit.infer_input import infer_input
-
-COMMAND = str(Path(sys.executable).parent / "edge-server")
+from tests.kit.server import COMMAND
+from tests.kit.site import Handler
 
 
 def write_model(folder: Path, factor: float, *, expected: float | None = None, slow: bool = False) -> None:
@@ -98,38 +98,20 @@ class Publisher:
         return done.returncode, done.stdout + done.stderr
 
 
-class Site:
+class _Files(Handler, http.server.SimpleHTTPRequestHandler):
+    server: Site
+
+    def translate_path(self, path: str) -> str:
+        self.directory = str(self.server.folder)
+        return super().translate_path(path)
+
+
+class Site(site.Site):
     """Web server of static files. `folder` may be exchanged while it runs, as an attacker would."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.sent: Counter[str] = Counter()
-        """Path -> number of answers."""
-        site = self
-
-        class Handler(http.server.SimpleHTTPRequestHandler):
-            def translate_path(self, path: str) -> str:
-                self.directory = str(site.folder)
-                return super().translate_path(path)
-
-            def do_GET(self) -> None:
-                site.sent[self.path] += 1
-                super().do_GET()
-
-            def log_message(self, *arguments: Any) -> None: ...
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=functools.partial(self._server.serve_forever, poll_interval=0.05))
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Site:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(_Files)
 
 
 class Load:

@@ -17,6 +17,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends.http import generate_endpoints, inference_route
 from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.v2 import infer_json_cache
+from edge_server.service import READING_THREAD_HOLD_US
 from tests.kit.eventually import eventually
 
 
@@ -45,6 +46,11 @@ def test_json_in_is_json_out(site):
             {"name": "OUTPUT1", "datatype": "INT32", "shape": [1, 4], "data": [0, 1, 2, 3]},
         ],
     }
+
+
+def test_a_short_model_may_run_on_the_thread_that_reads(site):
+    assert site.post("/v2/models/add/infer", add_body()).status == 200
+    assert site.service.holds_us == [READING_THREAD_HOLD_US]
 
 
 def test_a_wrong_input_name_is_the_error_even_if_its_data_is_wrong_too(site):

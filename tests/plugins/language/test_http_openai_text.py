@@ -233,6 +233,33 @@ def test_an_invalid_member_gets_a_clear_error(talker: Any, members: dict[str, An
     assert message in reply.json["error"]["message"]
 
 
+def test_a_chat_has_openais_form_whole_and_in_parts(talker: Any) -> None:
+    answer = talker.post("/v1/chat/completions", chat()).json
+    assert (answer["object"], answer["usage"]) == (
+        "chat.completion", {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+    )  # fmt: skip
+    message = {"role": "assistant", "content": "two words", "refusal": None}
+    assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
+    reply = talker.post("/v1/chat/completions", chat(stream=True, stream_options={"include_usage": True}))
+    first, *parts, last = events(reply)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [part["choices"][0]["finish_reason"] for part in parts] == [None, None, "stop"]
+    assert (last["choices"], last["usage"]) == ([], answer["usage"])
+    assert reply.body.endswith(b"\n\ndata: [DONE]\n\n")
+
+
+def test_each_prompt_has_its_choices_in_order(talker: Any) -> None:
+    def says_its_prompt(request: Request) -> list[Response]:
+        return [response(request, is_final=True, text_output=request.inputs["text_input"].array.item().decode())]
+
+    talker.service.models["talker"] = (TALKER, says_its_prompt)
+    body = completion(prompt=["a", "b"], n=2)
+    found = [(choice["index"], choice["text"]) for choice in talker.post("/v1/completions", body).json["choices"]]
+    assert found == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+    streamed = [event["choices"][0] for event in events(talker.post("/v1/completions", {**body, "stream": True}))]
+    assert sorted((choice["index"], choice["text"]) for choice in streamed if choice["text"]) == found
+
+
 def test_choices_of_a_chat_share_its_parsed_messages(talker: Any) -> None:
     assert talker.post("/v1/chat/completions", chat(n=2)).status == 200
     first, second = (request.inputs["messages"] for request in talker.service.requests)

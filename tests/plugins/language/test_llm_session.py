@@ -625,6 +625,13 @@ def test_without_a_stream_there_is_one_response(serve: Callable[..., Served]) ->
     assert [response["finish_reason"] for response in client.responses] == [b"length"]
 
 
+def test_a_prompt_is_repeated_unless_it_is_excluded(serve: Callable[..., Served]) -> None:
+    asked = request("count", stream=False, max_tokens=7)
+    client = Client(replace(asked, inputs={**asked.inputs, "exclude_input_in_output": tensor("", False)}))
+    serve().session.execute([client])
+    assert client.text == "countone two"
+
+
 def test_characters_of_several_tokens_are_never_split(serve: Callable[..., Served]) -> None:
     client = serve().ask("greet")
     assert client.text == ANSWERS["greet"]

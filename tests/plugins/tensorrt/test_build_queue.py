@@ -209,7 +209,9 @@ def test_waiting_for_another_process_can_be_cancelled(
     assert claim is not None
     with claim:
         mine.start()
-        assert eventually(lambda: "builds it" in mine.report().engines[0].phase)
+        words = f"waits: process {os.getpid()} on "
+        assert eventually(lambda: mine.report().engines[0].phase.startswith(words))
+        assert "builds it" in mine.report().engines[0].phase
         assert mine.cancel("sums") == 1
         assert state(mine) == "cancelled"
     assert server.kinds() == ["engine.build_cancelled"]

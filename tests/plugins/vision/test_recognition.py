@@ -1,6 +1,6 @@
 """Recognition of YOLO exports: class names as literals, and parameters beside those that a configuration states.
 
-Served models: tests/e2e/test_yolo_exports.py.
+Served models: test_yolo_exports.py.
 """
 
 from __future__ import annotations

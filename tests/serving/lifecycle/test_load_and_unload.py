@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,6 +92,28 @@ def test_a_request_without_a_route_gets_the_reason_in_tritons_words(
         core.submit(model=name, version=version)
     assert message in str(caught.value)
     assert caught.value.retry_after_s is None, "to try again does not help"
+
+
+def test_an_unknown_name_gets_the_nearest_one_unless_it_is_long_or_many_are_asked_for(
+    core: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 7.5)
+    monkeypatch.setattr("edge_server.service.time", clock)
+    core.load(core.spec("same_int32"))
+
+    def refusal(name: str, version: int | None = None) -> str:
+        with pytest.raises(UnknownModel) as caught:
+            core.service.find(name, version)
+        return str(caught.value)
+
+    assert "did you mean" not in refusal("same_int23"), "a client may not be allowed to list the models"
+    core.service.suggests_models = True
+    for name, version in (("same_int32", 99), ("same_int32" + "2" * 70, None)):
+        assert "did you mean" not in refusal(name, version)
+    nearest = "Request for unknown model: 'same_int23' is not found, did you mean 'same_int32'?"
+    assert [refusal("same_int23") for _ in range(30)].count(nearest) == 10
+    clock.monotonic = lambda: 8.5
+    assert refusal("same_int23") == nearest
 
 
 def test_a_model_that_still_loads_is_refused_for_now_and_others_answer_meanwhile(

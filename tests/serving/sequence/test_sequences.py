@@ -203,6 +203,10 @@ def test_sequences_beyond_the_slots_wait_and_run_when_one_ends(core: Any) -> Non
         assert walk(core, id, [id], ends=False) == [id]
     waiting = [step(core, 3, 30, "+")[1], step(core, 3, 3)[1], step(core, 4, 40, "+-")[1]]
     assert (scheduler.live_count, scheduler.backlog_count, version.in_flight) == (2, 2, 3)
+    (found,), (report,) = core.service.statistics("m", None), core.service.instance_reports()
+    assert (
+        (found.live_sequences, found.waiting_sequences) == (report.live_sequences, report.waiting_sequences) == (2, 2)
+    )
     assert answer(step(core, 1, 5, "-")[1]) == 6
     assert [answer(box) for box in waiting[:2]] == [30, 33]
     assert not waiting[2].responses

@@ -35,10 +35,15 @@ sequence_batching {
 """
 
 
-@pytest.fixture
-def counted(stream_server: Any, tools: Any) -> Any:
+NUMBER = BATCHING.replace(
+    "oldest", 'control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT32 } } oldest'
+)
+
+
+@pytest.fixture(params=[BATCHING, NUMBER], ids=["text_id", "number_id"])
+def counted(stream_server: Any, tools: Any, request: pytest.FixtureRequest) -> Any:
     """A house whose model answers how many frames of its sequence it has seen."""
-    config = tools.config(rows=4, more=BATCHING).replace('"stub"', '"python"').replace("dynamic_batching { }", "")
+    config = tools.config(rows=4, more=request.param).replace('"stub"', '"python"').replace("dynamic_batching { }", "")
     stream_server.add("sum", config)
     (stream_server.path / "sum" / "1" / "model.py").write_text(COUNTER)
     stream_server.start()
@@ -105,3 +110,27 @@ def test_streams_of_a_model_without_sequences_wait_for_no_older_frame(
     after.send(tools.frame(2))
     assert tools.values(after.wait(1)) == [tools.sum_of(2)]
     turnstile.resume.set()
+
+
+def test_a_camera_begins_anew_in_a_newer_version_and_after_a_reload(counted: Any, tools: Any) -> None:
+    camera, sent = counted.camera(stream_id="front"), 0
+
+    def count() -> float:
+        nonlocal sent
+        sent += 1
+        camera.send(tools.frame(1))
+        return float(tools.values(camera.wait(sent))[-1])
+
+    def add(version: int, more: str) -> None:
+        config = (counted.path / "sum/config.pbtxt").read_text()
+        counted.add("sum", config + more, version)
+        (counted.path / "sum" / str(version) / "model.py").write_text(COUNTER)
+        counted.service.load_model("sum")
+
+    assert [count(), count()] == [1, 2]
+    add(2, "version_policy { all {} }")
+    assert [count(), count()] == [1, 2], "in the newer version, while the older one serves beside it"
+    assert counted.service.is_model_ready("sum", 1)
+    add(2, "# changed")
+    assert [count(), count()] == [1, 2], "in the next generation"
+    camera.finish()
