@@ -119,29 +119,29 @@ def read_sampling(
         raise InvalidRequest(
             f"{title}: unknown sampling parameter '{unknown[0][:80]}'{instead}; known are {', '.join(sorted(_KNOWN))}"
         )
-    reader = _ValueReader(values, title)
-    if reader.whole("n", 1, 1) != 1:
-        raise reader.error("n", "1; send the request once for each text")
-    seed = reader.whole("seed", -1, -1, (1 << 63) - 1)  # as in vLLM -1 is none
+    given = _ValueReader(values, title)
+    if given.whole("n", 1, 1) != 1:
+        raise given.error("n", "1; send the request once for each text")
+    seed = given.whole("seed", -1, -1, (1 << 63) - 1)  # as in vLLM -1 is none
     if not isinstance(values.get("ignore_eos", False), bool):
-        raise reader.error("ignore_eos", "true or false")
+        raise given.error("ignore_eos", "true or false")
     return Sampling(
-        max_tokens=reader.whole("max_tokens", defaults.max_tokens, 0),
-        min_tokens=reader.whole("min_tokens", 0, 0),
-        temperature=reader.number("temperature", defaults.temperature, 0.0, 100.0),
-        top_p=reader.number("top_p", defaults.top_p, 1e-6, 1.0),
-        top_k=reader.whole("top_k", defaults.top_k, -1),
-        min_p=reader.number("min_p", defaults.min_p, 0.0, 1.0),
+        max_tokens=given.whole("max_tokens", defaults.max_tokens, 0),
+        min_tokens=given.whole("min_tokens", 0, 0),
+        temperature=given.number("temperature", defaults.temperature, 0.0, 100.0),
+        top_p=given.number("top_p", defaults.top_p, 1e-6, 1.0),
+        top_k=given.whole("top_k", defaults.top_k, -1),
+        min_p=given.number("min_p", defaults.min_p, 0.0, 1.0),
         seed=None if seed == -1 else seed,
-        repetition_penalty=reader.number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
-        presence_penalty=reader.number("presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=reader.number("frequency_penalty", 0.0, -2.0, 2.0),
-        stop=reader.stop(),
+        repetition_penalty=given.number("repetition_penalty", defaults.repetition_penalty, 0.01, 100.0),
+        presence_penalty=given.number("presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=given.number("frequency_penalty", 0.0, -2.0, 2.0),
+        stop=given.stop(),
         ignore_eos=bool(values.get("ignore_eos", False)),
-        top_logprobs=reader.whole("logprobs", 0, 0, MAX_TOP_LOGPROBS),
+        top_logprobs=given.whole("logprobs", 0, 0, MAX_TOP_LOGPROBS),
         logit_bias=_read_bias(values, title),
-        adapter=reader.text("lora_name", "the name of an adapter"),
-        **reader.constraint(),
+        adapter=given.text("lora_name", "the name of an adapter"),
+        **given.constraint(),
     )
 
 
