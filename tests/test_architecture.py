@@ -116,7 +116,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "tensorrt_rtx": ("plugins/tensorrt/",),
     "pycuda": ("backends/cuda/",),
     "cuda": ("backends/cuda/",),
-    "pynvml": ("plugins/governor/sensors/nvml_sensor.py", "plugins/governor/sensors/clock_actuators.py"),
+    "pynvml": ("plugins/governor/sensors/nvml_sensor.py", "plugins/governor/sensors/gpu_clock_actuators.py"),
     "prometheus_client": ("telemetry/",),
     "cv2": ("plugins/vision/",),
     "av": (

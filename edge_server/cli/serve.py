@@ -1,4 +1,5 @@
-"""`edge-server serve`: serve models until SIGTERM or SIGINT, then let the open requests finish and exit."""
+"""`edge-server serve`: serve models until SIGTERM or SIGINT, then let the open requests finish and exit. Its
+flags are in `config/server_config.py`."""
 
 from __future__ import annotations
 

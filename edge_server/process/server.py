@@ -480,7 +480,7 @@ class ServerProcess:
                 first_line += f" ({note})"
         lines = [first_line, *(lines or ["  no model is loaded"])]
         if self._config.repository.is_demo and "http" in self.ports:
-            from edge_server.process.demo import demo_lines
+            from edge_server.process.demo_first_steps import demo_lines
 
             lines += demo_lines(self._config.http, self.ports["http"])
         print("\n".join(lines), flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.repository.disk.open_files import EVENT_TIMEOUT_S, OpenWriters
+from edge_server.repository.disk.files_being_written import EVENT_TIMEOUT_S, OpenWriters
 
 
 @pytest.fixture(params=[True, False], ids=["attributes told apart", "attributes look like changes"])

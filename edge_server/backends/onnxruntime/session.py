@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edge_server.backends.aligned_arrays import readable
+from edge_server.backends.align_array import readable
 from edge_server.backends.base import Array, Session, SessionInfo
 from edge_server.backends.runtime_errors import message_line, run_error
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, to_host_array

@@ -1,4 +1,5 @@
 """HTTP/1.1 connection: reads requests, one at a time and in order, and writes their responses.
+The body of a request that was refused by its head is discarded, up to a limit.
 
 A request is a head (`request_head`), which decides the target, and a body (`body_reader`). Clients often repeat a head.
 Heads of inference requests are cached by their bytes: a cached head is neither parsed nor routed again.

@@ -39,7 +39,7 @@ from edge_server.plugins.add.text_trial import ReadLine, TextTrial, draw_page, d
 from edge_server.plugins.add.written_config import unbatched_lines, write_config
 from edge_server.plugins.trials.precision_report import PrecisionReport
 from edge_server.plugins.trials.stored_times import store_times
-from edge_server.plugins.vision.demo_picture import PICTURE
+from edge_server.plugins.vision.demo_picture_path import PICTURE
 from edge_server.plugins.vision.layout_search import joins_rows_of_batch
 from edge_server.plugins.vision.text_reading import is_recogniser
 from edge_server.protocol.frame_messages import Detection

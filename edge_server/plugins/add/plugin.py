@@ -1,5 +1,5 @@
-"""Entry module of the plugin `add`: declares the command `edge-server add`, and adds its route and section of the
-page."""
+"""Entry module of the plugin `add`: declares the command `edge-server add`, and adds its HTTP route and its section
+of the dashboard's page."""
 
 from __future__ import annotations
 

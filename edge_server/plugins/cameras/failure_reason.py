@@ -1,5 +1,5 @@
-"""Texts of the reasons why a camera or a receiver of results fails or counts nothing, without passwords or other
-secrets."""
+"""Texts of why a camera or a receiver of results fails, or why no object matches its classes; without passwords or
+other secrets."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class CamerasPlugin(Plugin):
         Command(
             "cameras",
             "find the network cameras of the local network, with the URLs of their streams (ONVIF)",
-            "edge_server.plugins.cameras.commands.find_cameras",
+            "edge_server.plugins.cameras.commands.find_onvif_cameras",
             "Cameras, robots and chats",
         ),
     )

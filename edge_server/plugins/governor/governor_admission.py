@@ -14,8 +14,8 @@ from edge_server.core.priority import PriorityClass, priority_class
 from edge_server.core.request_response import Request
 from edge_server.core.status_reports import GovernorState
 from edge_server.errors import Throttled
+from edge_server.plugins.governor.computing_time_bucket import RateAllocator, TimeCharge
 from edge_server.plugins.governor.control_policy import Cause, PolicyDecision, ThermalLevel
-from edge_server.plugins.governor.rate_allocator import RateAllocator, TimeCharge
 
 _MIN_RETRY_S = 0.05
 """Shortest retry delay that a rejection names."""

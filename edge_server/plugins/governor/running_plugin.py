@@ -131,7 +131,7 @@ def _make_clock_cap(config: GovernorConfig, cap_file: Path | None) -> ClockCap |
     if not config.grants_clock_cap:
         return None
     # Imported only here: most servers have no permission to cap the clock.
-    from edge_server.plugins.governor.sensors.clock_actuators import DevfreqCap, NvmlCap
+    from edge_server.plugins.governor.sensors.gpu_clock_actuators import DevfreqCap, NvmlCap
 
     jetson = DevfreqCap(config.sysfs_root)
     return ClockCap(jetson if jetson.highest_hz() is not None else NvmlCap(), cap_file)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_server.backends.aligned_arrays import readable
+from edge_server.backends.align_array import readable
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
 from edge_server.backends.model_description import is_batchable, precision_of_tensors
 from edge_server.backends.runtime_errors import (

@@ -1,4 +1,5 @@
-"""HTTP handler that runs a model on an image file, and returns classes, detections, mask and map."""
+"""HTTP handler that runs a model on an image file, and returns classes, detections, a mask, and a number for each
+pixel (depth or anomaly)."""
 
 from __future__ import annotations
 

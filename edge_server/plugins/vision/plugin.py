@@ -75,7 +75,7 @@ class Vision(RunningPlugin):
         a model do not fit it."""
         if not spec.all_parameters:
             return None
-        from edge_server.plugins.vision.demo_picture import PICTURE
+        from edge_server.plugins.vision.demo_picture_path import PICTURE
         from edge_server.plugins.vision.detector_sample_check import sample_check
 
         return sample_check(spec, PICTURE)

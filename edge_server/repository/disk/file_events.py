@@ -19,8 +19,8 @@ import watchdog.events
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
+from edge_server.repository.disk.files_being_written import OpenWriters, is_open_for_writing
 from edge_server.repository.disk.mounts import is_layered, is_remote, read_mounts, root_file_system
-from edge_server.repository.disk.open_files import OpenWriters, is_open_for_writing
 
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 """Settings of loading and unloading, per server and per model: retries, number of models in memory, when to reload,
-longest run."""
+and after how long a run counts as hung."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 from input_reader import InputReader
 from stubs import result_of
 
-from edge_server.plugins.cameras.commands import find_cameras
+from edge_server.plugins.cameras.commands import find_onvif_cameras
 from edge_server.plugins.cameras.onvif import device
 from edge_server.plugins.cameras.onvif.device import CameraError, OnvifCamera
 from edge_server.plugins.cameras.onvif.discovery import FoundCamera, read_answer
@@ -82,7 +82,7 @@ def check(data: bytes) -> None:
 
 
 def _check_printed(camera: FoundCamera) -> None:
-    text = "\n".join(find_cameras.describe_camera(camera, None, _OPTIONS, set()))
+    text = "\n".join(find_onvif_cameras.describe_camera(camera, None, _OPTIONS, set()))
     document: dict[str, Any] = _toml_of(text)
     assert set(document) <= {"sources"}
     for source in document.get("sources", ()):

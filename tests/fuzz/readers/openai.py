@@ -15,8 +15,8 @@ from edge_server.core.tensor import DType
 from edge_server.plugins.language.ollama.endpoints import _read_embed_request
 from edge_server.plugins.language.ollama.generation_request import read_chat_request, read_generate_request
 from edge_server.plugins.language.openai.completion_request import CompletionRequest, read_completion_request
-from edge_server.plugins.language.openai.embedding_request import read_embedding_request
-from edge_server.plugins.language.openai.rerank_request import (
+from edge_server.plugins.language.openai.embedding_codec import read_embedding_request
+from edge_server.plugins.language.openai.rerank_codec import (
     RerankRequest,
     Scores,
     read_rerank_request,

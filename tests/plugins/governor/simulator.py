@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edge_server.core.priority import PriorityClass
+from edge_server.plugins.governor.computing_time_bucket import RateAllocator
 from edge_server.plugins.governor.control_policy import Cause, ControlPolicy, PolicyConstants, PolicyInput
-from edge_server.plugins.governor.rate_allocator import RateAllocator
 from edge_server.plugins.governor.variant_selector import VariantRule
 from tests.plugins.governor.thermal_model import ThermalModel
 

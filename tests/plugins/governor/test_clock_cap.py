@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.plugins.governor.clock_cap import ClockCap, ClockRule
 from edge_server.plugins.governor.control_policy import PolicyDecision, ThermalLevel
-from edge_server.plugins.governor.sensors.clock_actuators import DevfreqCap
+from edge_server.plugins.governor.sensors.gpu_clock_actuators import DevfreqCap
 
 SHORT = PolicyDecision(ThermalLevel.HOT, share=0.3)
 

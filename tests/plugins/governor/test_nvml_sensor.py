@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from edge_server.plugins.governor.readings import Gpu, MachineReading, ThrottleReason, TripPoints
-from edge_server.plugins.governor.sensors.clock_actuators import NvmlCap
+from edge_server.plugins.governor.sensors.gpu_clock_actuators import NvmlCap
 from edge_server.plugins.governor.sensors.nvml_sensor import MISMATCH_AGAIN_S, OPEN_AGAIN_S, NvmlSensor
 
 METRICS = {

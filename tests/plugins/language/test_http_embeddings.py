@@ -17,7 +17,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import Throttled
 from edge_server.plugins.language.openai import api_endpoints, endpoints
 from edge_server.plugins.language.openai.completion_request import BadMember
-from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, embedding_tensors
+from edge_server.plugins.language.openai.embedding_codec import EmbeddingRequest, embedding_tensors
 
 TEXT = InputSpec("text", DType.BYTES, (1,))
 EMBEDDING = OutputSpec("embedding", DType.FP32, (3,))

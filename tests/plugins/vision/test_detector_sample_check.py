@@ -18,7 +18,7 @@ import pytest
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BackendError, BadModelConfig
-from edge_server.plugins.vision.demo_picture import PICTURE
+from edge_server.plugins.vision.demo_picture_path import PICTURE
 from edge_server.plugins.vision.detector_sample_check import check_noise, sample_check
 
 SIDE = 320

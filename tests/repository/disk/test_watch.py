@@ -23,7 +23,7 @@ from edge_server.errors import BadModelConfig, ServingFault
 from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.disk import file_events, scan
 from edge_server.repository.disk.file_events import FileObservation
-from edge_server.repository.disk.open_files import is_open_for_writing
+from edge_server.repository.disk.files_being_written import is_open_for_writing
 from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.disk.watch import PollIntervals, Watcher
 from edge_server.repository.resolve_version import ResolveOptions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.plugins.cameras.sources.source_interface import SourcePicture, opencv
-from edge_server.plugins.vision.demo_picture import PICTURE
+from edge_server.plugins.vision.demo_picture_path import PICTURE
 
 if TYPE_CHECKING:
     import numpy.typing as npt

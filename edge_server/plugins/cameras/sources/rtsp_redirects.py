@@ -1,4 +1,4 @@
-"""Redirects of RTSP cameras, followed on the camera itself only.
+"""Redirects of RTSP cameras, followed only to the same host and port, so that a password goes nowhere else.
 
 The server asks a camera by a DESCRIBE of its own: a decoder follows a redirect to any host, with the user and the
 password of the URL, or, if it can be told so, none at all.

@@ -1,4 +1,4 @@
-"""`edge-server fleet keys`: show who may sign in a signed repository, exchange keys, and admit publishers."""
+"""`edge-server fleet keys`: show who may sign in a signed repository, replace or remove keys, and admit publishers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reading of the whole machine: joins the readings of each sensor, and computes total power and critical
-temperature."""
+"""Reading of the whole machine: joins the readings of each sensor, and computes the total power and the
+temperature nearest to its throttling limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
 
 if TYPE_CHECKING:
     from edge_server.plugins.governor.sensors.jetson_sensor import TegraSensor
-    from edge_server.plugins.governor.sensors.x86_sensor import X86Sensor
+    from edge_server.plugins.governor.sensors.non_jetson_sensor import X86Sensor
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class MachineSensors:
     def _read_processor(self, now_s: float) -> MachineReading:
         """Read the sensors of a machine that is not a Jetson. Their modules are imported at the first reading."""
         if self._x86 is None:
-            from edge_server.plugins.governor.sensors.x86_sensor import X86Sensor
+            from edge_server.plugins.governor.sensors.non_jetson_sensor import X86Sensor
 
             self._x86 = X86Sensor(self._files)
         return self._x86.read(now_s)

@@ -19,7 +19,7 @@ from edge_server.plugins.language.openai.completion_request import (
     make_completion_request,
     read_messages,
 )
-from edge_server.plugins.language.text.template_variables import THINKING
+from edge_server.plugins.language.text.requested_template_variables import THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
 _SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")

@@ -29,7 +29,7 @@ from edge_server.plugins.language.openai.completion_request import (
     read_object,
 )
 from edge_server.plugins.language.openai.completion_response import ErrorFormat, warnings_member
-from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, Embeddings, make_embedding_request
+from edge_server.plugins.language.openai.embedding_codec import EmbeddingRequest, Embeddings, make_embedding_request
 from edge_server.protocol.raw_tensors import Buffer
 
 _API_VERSION = "0.12.0"

@@ -23,7 +23,7 @@ from edge_server.plugins.language.openai.completion_request import (
     read_object,
     read_text,
 )
-from edge_server.plugins.language.text.template_variables import EFFORT, THINKING
+from edge_server.plugins.language.text.requested_template_variables import EFFORT, THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
 _COMMON = {"model", "stream", "format", "options", "keep_alive", "think", "logprobs", "top_logprobs"}

@@ -26,8 +26,8 @@ from edge_server.frontends.v2.json_parser import parse_object, to_json
 from edge_server.plugins.language.engines.lora_adapters import adapter_names
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest, read_model
 from edge_server.plugins.language.openai.completion_response import CompletionChoice, CompletionEncoder, ErrorFormat
-from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, embedding_tensors
-from edge_server.plugins.language.openai.rerank_request import RerankRequest, is_cross_encoder
+from edge_server.plugins.language.openai.embedding_codec import EmbeddingRequest, embedding_tensors
+from edge_server.plugins.language.openai.rerank_codec import RerankRequest, is_cross_encoder
 from edge_server.protocol.raw_tensors import Buffer
 from edge_server.service import Handle, InferenceService
 

@@ -26,7 +26,13 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2.json_parser import json_type, parse_object
 from edge_server.plugins.language.engines.sampling_parameters import SAME_AS, UNSUPPORTED
-from edge_server.plugins.language.text.template_variables import CONTINUE, EFFORT, NEW_TURN, THINKING, check_variables
+from edge_server.plugins.language.text.requested_template_variables import (
+    CONTINUE,
+    EFFORT,
+    NEW_TURN,
+    THINKING,
+    check_variables,
+)
 from edge_server.protocol.raw_tensors import Buffer
 
 _MAX_CHOICES = 16

@@ -12,8 +12,8 @@ from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.plugins.language.openai.api_endpoints import ApiEndpoints, answering
 from edge_server.plugins.language.openai.completion_request import read_completion_request
 from edge_server.plugins.language.openai.completion_response import OPENAI_ERRORS, OpenAiEncoder
-from edge_server.plugins.language.openai.embedding_request import embedding_response, read_embedding_request
-from edge_server.plugins.language.openai.rerank_request import read_rerank_request, rerank_response
+from edge_server.plugins.language.openai.embedding_codec import embedding_response, read_embedding_request
+from edge_server.plugins.language.openai.rerank_codec import read_rerank_request, rerank_response
 
 
 class OpenAiEndpoints(ApiEndpoints):

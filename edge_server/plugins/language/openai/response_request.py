@@ -23,7 +23,7 @@ from edge_server.plugins.language.openai.completion_request import (
     read_text,
 )
 from edge_server.plugins.language.openai.response_store import StoredResponse, memory_bytes
-from edge_server.plugins.language.text.template_variables import EFFORT, THINKING
+from edge_server.plugins.language.text.requested_template_variables import EFFORT, THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
 _SAME = (

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BackendMissing, BadModelConfig, InvalidRequest, install_hint
 from edge_server.plugins.language.text.adapt_messages import replace_developer, shorten_call_ids
-from edge_server.plugins.language.text.template_variables import NEW_TURN, render_chat, template_variables
+from edge_server.plugins.language.text.requested_template_variables import NEW_TURN, render_chat, template_variables
 
 try:
     import jinja2

@@ -51,8 +51,8 @@ from edge_server.plugins.language.text.answer_parser import (
 )
 from edge_server.plugins.language.text.incremental_detokenizer import IncrementalDetokenizer
 from edge_server.plugins.language.text.reasoning import ReasoningParser, find_reasoning_tags
+from edge_server.plugins.language.text.requested_template_variables import CONTINUE, template_variables
 from edge_server.plugins.language.text.special_tokens import ChatEncoder
-from edge_server.plugins.language.text.template_variables import CONTINUE, template_variables
 from edge_server.plugins.language.text.text_request import TextRequest, read_request
 from edge_server.plugins.language.text.tool_calls import (
     ToolCallDelta,

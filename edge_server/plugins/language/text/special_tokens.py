@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.token_engine import NO_VARIABLES, ChatMessage, TokenEngine
-from edge_server.plugins.language.text.template_variables import render_chat
+from edge_server.plugins.language.text.requested_template_variables import render_chat
 
 MAX_TYPED = 256
 """Of texts of special tokens in one chat: each takes up to two calls of the tokenizer, of about 0.5 ms."""

@@ -36,7 +36,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edge_server.backends.aligned_arrays import readable
+from edge_server.backends.align_array import readable
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
 from edge_server.backends.option_parsers import whole_number, yes_or_no
 from edge_server.backends.runtime_errors import existing_file, file_title, import_runtime, load_error, message_line

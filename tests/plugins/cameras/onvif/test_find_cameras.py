@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.plugins.cameras.commands import find_cameras as command
+from edge_server.plugins.cameras.commands import find_onvif_cameras as command
 from edge_server.plugins.cameras.onvif import discovery
 from edge_server.plugins.cameras.onvif.discovery import FoundCamera, find_cameras, read_answer
 from edge_server.plugins.cameras.source_and_sink_settings import read_entries

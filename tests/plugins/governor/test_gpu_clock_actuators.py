@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.plugins.governor.clock_cap import ClockCap
 from edge_server.plugins.governor.control_policy import PolicyDecision, ThermalLevel
-from edge_server.plugins.governor.sensors.clock_actuators import DevfreqCap, NvmlCap
+from edge_server.plugins.governor.sensors.gpu_clock_actuators import DevfreqCap, NvmlCap
 
 FOLDERS = {
     "orin_nano_jp6": "/sys/class/devfreq/17000000.gpu",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.repository.disk import open_files
-from edge_server.repository.disk.open_files import is_open_for_writing
+from edge_server.repository.disk import files_being_written
+from edge_server.repository.disk.files_being_written import is_open_for_writing
 
 CALLS = 2000
 
@@ -62,7 +62,7 @@ def test_entries_that_are_no_files_or_another_users_are_not_reported_and_not_ope
     os.mkfifo(tmp_path / "fifo")  # opening it would wait for a writer
     for name in ("fifo", "nowhere", "."):
         assert is_open_for_writing(str(tmp_path / name)) is None
-    monkeypatch.setattr(open_files, "_may_lease_all", lambda: False)
+    monkeypatch.setattr(files_being_written, "_may_lease_all", lambda: False)
     monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("it was opened"))
     with open(file, "ab"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.priority import PriorityClass
-from edge_server.plugins.governor.rate_allocator import MAX_WAIT_S, RateAllocator, TimeCharge
+from edge_server.plugins.governor.computing_time_bucket import MAX_WAIT_S, RateAllocator, TimeCharge
 from edge_server.plugins.policies.policy_counters import RobotLoad
 
 CONTROL, NORMAL, BULK = PriorityClass

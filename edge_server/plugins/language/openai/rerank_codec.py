@@ -27,7 +27,7 @@ from edge_server.plugins.language.openai.completion_request import (
     read_whole_number,
 )
 from edge_server.plugins.language.openai.completion_response import warnings_member
-from edge_server.plugins.language.openai.embedding_request import EmbeddingRequest, text_batches
+from edge_server.plugins.language.openai.embedding_codec import EmbeddingRequest, text_batches
 from edge_server.protocol.raw_tensors import Buffer
 
 _SUPPORTED = {"model", "query", "documents", "top_n", "return_documents", "max_tokens_per_doc", "keep_alive"}
