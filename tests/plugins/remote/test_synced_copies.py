@@ -30,7 +30,10 @@ class Remote(NamedTuple):
     empty: Callable[[], object]
 
 
-@pytest.fixture(params=["file", "oci", pytest.param("s3", marks=pytest.mark.full)])
+# Those of an object store need fsspec, an extra.
+@pytest.fixture(
+    params=[pytest.param("file", marks=pytest.mark.full), "oci", pytest.param("s3", marks=pytest.mark.full)]
+)
 def remote(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
     monkeypatch.setattr(sync_module, "_FIRST_RETRY_S", 0.02)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
