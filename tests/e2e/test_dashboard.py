@@ -715,7 +715,7 @@ def test_a_failed_camera_is_red_with_its_reason(browser: Any, repository: Any, t
         browser.click('[data-stream="door"] .picture')
         browser.click(".edit-zones:not([hidden])")
         refusal = browser.run("return document.querySelector('#zones-refusal').innerText")
-        assert "start it with --http-restricted-api=model-repository:admin-key=SECRET" in refusal
+        assert "Start the server with --http-restricted-api=model-repository:admin-key=SECRET" in refusal
         assert browser.run("return document.querySelector('.zone-form').hidden")
 
 

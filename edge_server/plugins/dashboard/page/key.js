@@ -51,7 +51,7 @@ export function followKey(onChange) {
  */
 export function keyNotice(id, what, ...instead) {
   const advice = element(
-    "span", "This server asks for none: start it with ", element("code", FLAG), ", then enter ", element("code", "SECRET"), " here (",
+    "span", "No such key is set, so this page changes nothing. Start the server with ", element("code", FLAG), ", then enter ", element("code", "SECRET"), " here (",
     element("a", { href: "docs#operations.md/a-key-for-the-page" }, "more"), "). ",
   );
   const enter = element("button", { click: openDialog }, "Enter a key");
