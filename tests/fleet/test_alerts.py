@@ -183,9 +183,19 @@ def cases(pages: Pages) -> dict[str, Case]:
             [{"model": "good", "version": "1"}, {"model": "good", "version": "2"}], "1",
         ),
         "EdgeDigestSkew": Case(
-            [info.at("1+0x100"), info.at("1+0x100", OTHER, digest="sha256:0"),
-             info.at("1+0x100", {**OTHER, "instance": "box-c:8002"}, digest="")],
-            59, 61, [{"model": "good", "version": "1"}], "2",
+            [info.at("1+0x400"), info.at("1+0x400", OTHER, digest="sha256:0"),
+             info.at("1+0x400", {**OTHER, "instance": "box-c:8002"}, digest="")],
+            359, 361, [{"model": "good", "version": "1"}], "2",
+        ),
+        # The server of `pages` follows no repository. One that waits for its hours is no failure.
+        "EdgeReleaseFailed": Case(
+            [Sample("edge_follow_releases", {"state": state}, 0).at(values)
+             for state, values in (("failed", "0+0x10 1+0x30"), ("foreign", "0+0x10 1+0x30"), ("waiting", "1+0x40"))],
+            14, 20, box, "2",
+        ),
+        # promtool's clock begins at 0: read after five minutes, and not since.
+        "EdgeRepositoryNotRead": one(
+            Sample("edge_follow_last_complete_seconds", {}, 300), "300+0x100", 65, 75
         ),
         "EdgeDiskFull": one(
             find("edge_disk_free_bytes"), "8000000000+0x60", 4, 6, "7.451Gi",
@@ -253,6 +263,7 @@ def test_a_healthy_server_raises_no_alert(pages: Pages, tmp_path: Path) -> None:
 
 
 ONLY_AT_TIMES = {
+    "edge_follow_releases", "edge_follow_last_complete_seconds",
     "edge_variant_in_force", "edge_joules_per_inference", "edge_llm_joules_per_token", "edge_governor_clock_cap_hertz",
 }  # fmt: skip
 """Families that have samples only once something happened, or with some options."""

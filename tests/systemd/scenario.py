@@ -127,6 +127,7 @@ def credentials() -> None:
     subprocess.run(["systemctl", "daemon-reload"], check=True)
     found["tls_start"] = systemctl("start").returncode
     found["tls_ready"] = ask("/v2/health/ready", scheme="https")[0]
+    found["tls_grpc"] = ssl.get_server_certificate(("127.0.0.1", 8001), timeout=20)[:27]
     found["key_mode"] = oct(os.stat("/etc/edge_server/tls/server.key").st_mode & 0o7777)
     systemctl("stop")
 

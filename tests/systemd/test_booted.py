@@ -104,6 +104,7 @@ def test_a_stop_is_clean_and_an_invalid_configuration_is_not_retried(seen: dict[
 
 def test_a_key_that_only_root_can_read_serves_https_as_a_credential(seen: dict[str, Any]) -> None:
     assert (seen["key_mode"], seen["tls_start"], seen["tls_ready"]) == ("0o600", 0, 200)
+    assert seen["tls_grpc"] == "-----BEGIN CERTIFICATE-----"
 
 
 def test_removing_the_package_keeps_models(seen: dict[str, Any]) -> None:
