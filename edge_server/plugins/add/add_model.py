@@ -297,7 +297,8 @@ class Addition:
         self, folder: Path, tried: TriedModel, chosen: Reading | None, scratch: Path
     ) -> PrecisionReport | None:
         """Try a configured model that takes pictures in other precisions, and store the result for its status."""
-        if chosen is None or chosen.match.task == "text" or not any(item.outputs for item in tried.trials):
+        is_text = chosen is not None and chosen.match.task in ("text", "read")
+        if chosen is None or is_text or not any(item.outputs for item in tried.trials):
             return None
         pictures = self._pictures or (PICTURE,)
         found = try_precisions(folder.parent, folder.name, tried.trials, pictures, self._settings, scratch)

@@ -174,6 +174,8 @@ def test_log_status_and_report_say_how_many_layers_the_dla_can_run(
     # The graph is in f32, which a DLA does not have.
     assert (found, layers > 0) == (0, True)
     assert f"0 of {layers} layers can run on the DLA" in engine_rows(report)[1].text
+    # It is logged when the engine is ready, on the thread that built it.
+    assert eventually(lambda: any(record.levelname == "WARNING" for record in caplog.records))
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
         f"engine for model 'sums' version 1: the DLA can run 0 of its {layers} layers, the GPU runs the others"

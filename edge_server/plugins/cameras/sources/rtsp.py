@@ -229,7 +229,10 @@ class PyavCamera(Camera):
 
     def close(self) -> None:
         self._pictures.close()
-        self._container.close()
+        if self._container is not None:
+            self._container.close()
+        # The decoder's threads end with the stream's last owner.
+        self._container = self._stream = None
 
 
 def _ns(pts: int, time_base: Any) -> int:
