@@ -163,6 +163,7 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.full  # runs the classifier with up to 64 preprocessings: 20 s
 @pytest.mark.usefixtures("tried_here")
 def test_scores_choose_the_preprocessing_of_the_bundled_classifier_and_show_a_wrong_choice(
     reference: Path, capsys: pytest.CaptureFixture[str]
