@@ -242,7 +242,7 @@ def _trials(tried: TriedModel) -> Iterator[Row | Sequence[RuntimeTrial]]:
 
 
 def print_comparison(added: AddedModel) -> str:
-    """Print the scores of --compare beside ours. Return what is wrong, or ""."""
+    """Print the scores of --compare beside ours. Return the problem in words, empty if there is none."""
     compared, chosen = added.tried.comparison, added.chosen
     if compared is None:
         return ""

@@ -180,7 +180,7 @@ class ScoreComparison:
         return found
 
     def find_problem(self, ours: Attempt, labels: Sequence[str]) -> str:
-        """Return what is wrong with our numbers or labels, with the likeliest mistake; "" if they agree."""
+        """Return the problem of our numbers or labels in words, with its likeliest cause; empty if they agree."""
         wanted = self.reference.labels
         if not ours.fits:
             return f"They differ by {ours.difference:.2g} of the greatest value: {self._describe_mistake(ours)}."
@@ -291,7 +291,7 @@ def _softmax(values: Floats) -> Floats:
 
 
 def _states(parameters: Mapping[str, str], keys: Sequence[str]) -> list[str]:
-    """Return what is stated for the keys, as "image_scale 1/255"; the default is "none stated"."""
+    """Return the stated parameters among these keys in words, such as "image_scale 1/255", or "none stated"."""
     return [f"{key} {parameters[key]}" for key in keys if key in parameters] or ["none stated"]
 
 

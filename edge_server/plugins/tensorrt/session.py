@@ -141,7 +141,7 @@ class TensorRTSession(Session):
             )  # fmt: skip
 
     def _make_graphs(self) -> tuple[CudaGraphs | None, str]:
-        """Return what records CUDA graphs; None without sizes for them, or with the reason why there can be none."""
+        """Return the recorder of CUDA graphs, or None and the reason; without sizes to record there is no reason."""
         if not self._use.graph_sizes:
             return None, ""
         if not self._use.shares_profiles:

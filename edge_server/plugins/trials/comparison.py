@@ -110,7 +110,7 @@ class CandidateTrial:
         to.unlink()
 
     def answer_pictures(self, pictures: Sequence[Path], to: Path) -> Sequence[Tensors]:
-        """Return what the model makes of each picture, see `picture_agreement`; () if the candidate fails."""
+        """Return the answer to each picture, in the form of `picture_agreement`; empty if the candidate fails."""
         if self.execute("answer_pictures", pictures=list(map(str, pictures)), to=str(to)) is None:
             return ()
         answers = load_tensors(to)

@@ -192,7 +192,7 @@ class _ValueReader:
         return tuple(stops)
 
     def constraint(self) -> dict[str, Any]:
-        """Return what the text must match, by fields of Sampling: at most one has a value."""
+        """Return the fields of Sampling that constrain the text, of which at most one has a value."""
         schema = self._values.get("json_schema")
         if isinstance(schema, dict):  # an empty one is for any JSON
             schema = json.dumps(schema)
