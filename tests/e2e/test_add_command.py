@@ -23,7 +23,7 @@ from tests.e2e.yolo_exports import ULTRALYTICS, detect, export, names
 from tests.kit.eventually import eventually
 from tests.kit.models import COFFEE, Repository, add_sub_model
 from tests.kit.server import COMMAND, clean_environment, serve
-from tests.plugins.add.test_add_report import brightness
+from tests.plugins.add.test_add_report import brightness, save
 
 pytest.importorskip("cv2")
 
@@ -43,12 +43,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith("EDGE_")]:
         monkeypatch.delenv(name)
     return tmp_path
-
-
-def save(path: Path, model: Any) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(model.SerializeToString())
-    return path
 
 
 def test_an_export_is_served_with_its_labels_by_a_server_that_watches(
