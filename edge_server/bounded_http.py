@@ -1,5 +1,5 @@
-"""HTTP client of the commands and of the server's small requests. It bounds what a hostile server can cost: the time of
-a slow answer, and the body of a redirect.
+"""HTTP client for all outgoing requests of commands and plugins: bounds the time and size of responses, and reads no
+body of a redirect.
 
 A timeout alone ends only silence: a server that sends a byte a minute, of its headers too, could hold a client for
 years.

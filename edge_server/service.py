@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from edge_server.config.setting import nearest
-from edge_server.core.custom_metric import MetricFamilyView, MetricSource
+from edge_server.core.metric_family import MetricFamilyView, MetricSource
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_statistics import VersionStatistics, VersionWork
 from edge_server.core.request_response import Request, ResponseSink, SubmittedRequest

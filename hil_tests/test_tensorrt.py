@@ -19,7 +19,7 @@ from edge_server.core.output_difference import compare_arrays
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError
 from edge_server.plugins.tensorrt.backend import make
-from edge_server.plugins.tensorrt.builds.build_engine import BuildEnvironment, build_engine
+from edge_server.plugins.tensorrt.builds.onnx_to_engine import BuildEnvironment, build_engine
 from edge_server.plugins.tensorrt.engine_options import TOLERANCES
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Profile, Range
 from edge_server.plugins.tensorrt.library_adapter import load_library

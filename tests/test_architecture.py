@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.own_plugins import plugin_objects
-from edge_server.repository.choice import backend_choice
+from edge_server.repository.choice import model_formats
 
 ROOT = Path(__file__).parent.parent / "edge_server"
 
@@ -139,7 +139,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "rich": ("cli/console.py",),
     "redis": ("serving/cache/redis_store.py",),
     "onnx": (),
-    "orjson": ("frontends/v2/json_parser.py",),
+    "orjson": ("frontends/json_codec.py",),
     "opentelemetry": ("plugins/tracing/",),
     "rclpy": ("plugins/ros/ros2_package/",),
     "tritonclient": (),
@@ -307,10 +307,10 @@ OTHER_MEANINGS = {
 
 def test_the_core_names_no_plugin_and_nothing_that_a_plugin_declares() -> None:
     """Folders of plugins in any text, also docstrings; backends, platforms and model files of plugins as literals."""
-    core_formats = {item.file_name for item in backend_choice.CORE_FORMATS}
+    core_formats = {item.file_name for item in model_formats.CORE_FORMATS}
     declared = {name for plugin in plugin_objects() for name in (*plugin.backends, *plugin.platforms)}
     declared |= {item.file_name for plugin in plugin_objects() for item in plugin.model_formats} - core_formats
-    declared -= set(backend_choice.CORE_PLATFORMS)
+    declared -= set(model_formats.CORE_PLATFORMS)
     folder = re.compile(rf"plugins[./]({'|'.join(plugin.name for plugin in plugin_objects())})\b")
     found = set()
     for path in ROOT.rglob("*.py"):
@@ -461,10 +461,11 @@ def test_no_import_circle() -> None:
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("lifecycle",)),
     "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "loop_dispatch",
-                   "connection_limit", "bound_sockets", "plugin_listener", "reading_threads", "decode_cache"),
-                  ("auth_tokens", "v2", "http2"), ("http", "grpc")),
+                   "connection_limit", "bound_sockets", "plugin_listener", "reading_threads", "decode_cache",
+                   "json_number_arrays"),
+                  ("json_codec",), ("auth_tokens", "v2", "http2"), ("http", "grpc")),
     "plugins.language": (("engines",), ("grammar",), ("text", "embeddings"), ("openai",), ("anthropic", "ollama"),
-                         ("backend", "command", "routes", "schemas"), ("plugin",)),
+                         ("backend", "chat_command", "routes", "schemas"), ("plugin",)),
 }  # fmt: skip
 """Package -> its folders and files from the lowest floor to the highest. None imports from its own floor or above."""
 

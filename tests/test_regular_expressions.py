@@ -43,10 +43,10 @@ PATTERNS = (
     Foreign("http2.header_blocks:_IS_VALUE", "", ANCHORED, lambda n: b"a" + b" " * n),
     Foreign("frontends.grpc.http2_transport:_NOT_PLAIN", "search", "one character", lambda n: b"a" * n),
     Foreign("frontends.v2.infer_json_cache:_WHITESPACE_RUN", "match", ANCHORED, lambda n: b" " * n + b"x"),
-    Foreign("frontends.v2.json_parser:_ESCAPE", "search", "two characters", lambda n: b"a" * n),
-    Foreign("frontends.v2.json_number_arrays:_LARGE", "search", ONE_RUN,
+    Foreign("frontends.json_codec:_ESCAPE", "search", "two characters", lambda n: b"a" * n),
+    Foreign("frontends.json_number_arrays:_LARGE", "search", ONE_RUN,
             lambda n: b'"data":[' + b"1," * (64 << 10) + (b'"data":[' + b"1" * 1024) * (n // 1024)),
-    Foreign("frontends.v2.json_number_arrays:_EMPTY", "search", ONE_RUN, lambda n: b"[ " * (n // 4) + b"[" + b" " * n),
+    Foreign("frontends.json_number_arrays:_EMPTY", "search", ONE_RUN, lambda n: b"[ " * (n // 4) + b"[" + b" " * n),
     Foreign("telemetry.trace_sampling:_PARENT", "fullmatch", ANCHORED,
             lambda n: "00-" + "0" * 32 + "-" + "0" * 16 + "-00-" + "x" * n + "\n"),
     # -- clients: pictures, forms, robots, speech
@@ -99,7 +99,7 @@ PATTERNS = (
     Foreign("repository.disk.load_call_files:_IS_A_PATH", "match", ANCHORED, lambda n: "/..x" * (n // 4)),
     Foreign("repository.model_config.pbtxt:_LAST_NUMBER", "search", ONE_RUN, lambda n: b"1" * n + b"x"),
     Foreign("repository.model_config.pbtxt:_UNKNOWN_FIELD", "search", ONE_RUN, lambda n: 'Message type "' * (n // 14)),
-    Foreign("plugins.language.text.tokenizer_files:_MARKER", "search", "64 characters at most",
+    Foreign("plugins.language.text.chat_template_reader:_MARKER", "search", "64 characters at most",
             lambda n: "<|" + "a" * n),
     Foreign("plugins.vision.exporters.simple_yaml:_KEY", "match", "what follows a key is no part of it",
             lambda n: "a" + " " * n + "#"),
@@ -113,7 +113,7 @@ PATTERNS = (
     Foreign("plugins.cameras.sources.rtsp_redirects:_FIELD", "findall", "a name is read from its beginning only",
             lambda n: "a" * n + '="'),
     Foreign("plugins.remote.pull.oci_registry:_CHALLENGE", "findall", ONE_RUN, lambda n: "a" * n),
-    Foreign("plugins.fleet.reports.served_versions:_DIGEST", "sub", ONE_RUN, lambda n: " (" + "a" * n),
+    Foreign("plugins.fleet.reports.version_differences:_DIGEST", "sub", ONE_RUN, lambda n: " (" + "a" * n),
 )  # fmt: skip
 
 

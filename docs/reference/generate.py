@@ -31,7 +31,7 @@ from parsers import (
     takes_value,
 )
 
-from edge_server.config.printing import default_text
+from edge_server.config.serve_help import default_text
 from edge_server.config.setting_sources import CONFIG_FLAG, CONFIG_VARIABLE
 
 ROOT = Path(__file__).parents[2]

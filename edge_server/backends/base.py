@@ -44,8 +44,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from edge_server.core.custom_metric import MetricSource
 from edge_server.core.device_tensor import DeviceArray, DevicePiece, to_host_array
+from edge_server.core.metric_family import MetricSource
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_spec import ModelFile as ModelFile
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, ResponseSink

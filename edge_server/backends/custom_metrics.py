@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from edge_server.core.custom_metric import MetricFamilyView, MetricKind, MetricSample
+from edge_server.core.metric_family import MetricFamilyView, MetricKind, MetricSample
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 

@@ -1,4 +1,5 @@
-"""Parsers of the `parameters` in a model's configuration that a backend reads: whole numbers, switches and niceness."""
+"""Parsers of a backend's options in a model's `parameters`: whole numbers, switches, `isolation` and the priority of
+the process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reader of what exporters write into a TensorFlow Lite file: the metadata of TFLite Support and MediaPipe (how a
-picture becomes the input, the files with the labels of the outputs), and the texts in a zip archive at its end.
+"""Reader of the metadata in TensorFlow Lite files: normalization and label files of TFLite Support, and the texts in a
+zip archive at the end.
 
 Encoding: FlatBuffers, https://flatbuffers.dev/internals/. Fields: schema.fbs of TensorFlow Lite, and
 https://github.com/tensorflow/tflite-support/blob/master/tensorflow_lite_support/metadata/metadata_schema.fbs.

@@ -15,7 +15,7 @@ from edge_server.core.version_lifecycle import SampleRun
 from edge_server.errors import EdgeServerError, NotWarmedUp
 from edge_server.plugin import find_plugins
 from edge_server.process.composition_root import ServerParts, build, first_desired_state
-from edge_server.repository.choice.backend_choice import OTHER_FILE_NAMES, model_file_names
+from edge_server.repository.choice.model_formats import OTHER_FILE_NAMES, model_file_names
 from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.telemetry.log import setup_logging
 

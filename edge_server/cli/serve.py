@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 from edge_server.config import ServerConfig
 from edge_server.config.merge_settings import parse_serve
-from edge_server.config.printing import describe, help_text
+from edge_server.config.print_config import describe
+from edge_server.config.serve_help import help_text
 from edge_server.config.setting_sources import process_environment, set_library_defaults
 from edge_server.lazy_import import defer_import
 from edge_server.plugin import Plugin, find_plugins

@@ -1,5 +1,5 @@
-"""gRPC call over an HTTP/2 connection, for a stream of camera frames: no copies but those of TLS, and no thread but one
-that waits while the socket is full.
+"""Client side of a bidirectional gRPC call on an HTTP/2 connection of its own: sends camera frames uncopied, except by
+TLS, with at most one thread more.
 
 The threads that offer frames write to the socket, and the thread that takes results reads from it. grpcio copies each
 frame twice and passes it through several threads, which costs more than the frame itself; it stays for what this module
@@ -20,7 +20,7 @@ from itertools import islice
 
 import grpc
 
-from edge_server.client.endpoint import CONNECT_TIMEOUT_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, ServerEndpoint
+from edge_server.client.server_connection import CONNECT_TIMEOUT_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, ServerEndpoint
 from edge_server.client.stream_errors import StreamError, status_error
 from edge_server.http2 import frames
 from edge_server.http2.frames import ConnectionFault, encode_frame

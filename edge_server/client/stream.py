@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from edge_server.client.endpoint import ServerEndpoint
 from edge_server.client.http2_call import Http2ClientCall
 from edge_server.client.pictures import Image
+from edge_server.client.server_connection import ServerEndpoint
 from edge_server.client.stream_client import StreamClient
 from edge_server.client.stream_errors import StreamError, status_error
 from edge_server.client.stream_protocol import StreamProtocol

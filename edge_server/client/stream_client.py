@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from edge_server.client.endpoint import ServerEndpoint, Tls
-from edge_server.client.flow_control import Counters
+from edge_server.client.frame_flow_control import Counters
 from edge_server.client.pictures import Image, Stamp
+from edge_server.client.server_connection import ServerEndpoint, Tls
 from edge_server.client.stream_errors import StreamError
 from edge_server.client.stream_protocol import Callbacks, StreamProtocol
 from edge_server.core.back_off import BackOff

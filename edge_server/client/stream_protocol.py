@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_server.client import pictures
-from edge_server.client.flow_control import FlowControl
+from edge_server.client.frame_flow_control import FlowControl
 from edge_server.client.pictures import Image, Stamp
 from edge_server.client.stream_errors import StreamError, early_end_error, unreadable_message_error
 from edge_server.core.back_off import BackOff

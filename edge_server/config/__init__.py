@@ -7,7 +7,8 @@ a field in `server_config`.
 
 from edge_server.config.cache_config import CacheConfig, CacheSettings, LocalCache, RedisCache, choose_cache
 from edge_server.config.merge_settings import ServeArguments, parse_serve
-from edge_server.config.printing import describe, help_text
+from edge_server.config.print_config import describe
+from edge_server.config.serve_help import help_text
 from edge_server.config.server_config import (
     CATEGORIES,
     LOG_FORMATS,

@@ -1,4 +1,5 @@
-"""Reader of the `parameters` in a model's configuration that a dataclass declares, and the kinds of their values.
+"""Reader of the `parameters` in config.pbtxt that the fields of a dataclass declare (key, type, default), and the types
+of their values.
 
 The fields of such a class are settings (`config.setting.setting`), with the key in config.pbtxt as their flag. The
 reader, the checks of spelling, the comments of `edge-server add` and docs/reference/model-parameters.md use them.

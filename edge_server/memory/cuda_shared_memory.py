@@ -43,7 +43,7 @@ NOT_ALLOWED = "shared memory of clients is not allowed on this server; start it 
 
 
 class DeviceMemory(Protocol):
-    """The machine's GPUs; see backends.cuda_device.CudaDevices. Raises OSError on driver errors."""
+    """The machine's GPUs; see backends.cuda.cuda_devices.CudaDevices. Raises OSError on driver errors."""
 
     @property
     def count(self) -> int: ...

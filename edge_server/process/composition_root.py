@@ -13,7 +13,7 @@ from edge_server.backends.cuda import cuda_devices
 from edge_server.backends.cuda.cuda_devices import CudaDevices
 from edge_server.config import RateLimitConfig, RepositoryConfig, ServerConfig, choose_cache
 from edge_server.config.latency_metrics import is_on, quantiles
-from edge_server.core.priority import priority_class
+from edge_server.core.priority_class import priority_class
 from edge_server.core.version_lifecycle import DesiredModel, ReloadPolicy
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.http.access_check import AccessCheck
@@ -35,7 +35,7 @@ from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.trust.verify_version import trust_policy
 from edge_server.repository.version_pins import VersionPins
 from edge_server.service import InferenceService, Readiness
-from edge_server.serving.execution.gpu_loss_and_memory import Gpus
+from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.latencies import LatencyOptions
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings

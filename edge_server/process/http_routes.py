@@ -9,8 +9,8 @@ from edge_server.frontends.http.control_endpoints import ControlEndpoints
 from edge_server.frontends.http.event_endpoints import EventEndpoints
 from edge_server.frontends.http.frontend import HttpFrontend
 from edge_server.frontends.http.generate_endpoints import GenerationEndpoints
-from edge_server.frontends.http.operator_endpoints import OperatorEndpoints
 from edge_server.frontends.http.routes import Route
+from edge_server.frontends.http.version_endpoints import VersionEndpoints
 from edge_server.service import InferenceService
 
 
@@ -25,15 +25,10 @@ def http_routes(
     allows_code_upload: bool = False,
 ) -> Sequence[Route]:
     """Return the routes, in the order of the OpenAPI document."""
-    access = front.access_check
-    # In the document, these stand between the lines of other parts.
-    versions, activity, *pins = OperatorEndpoints(service, access).routes()
     return (
         *GenerationEndpoints(service, config.header_pattern).routes(),
         *ControlEndpoints(service, health_headers, allows_code_upload=allows_code_upload).routes(),
         *events.routes(),
-        versions,
-        activity,
-        *pins,
+        *VersionEndpoints(service, front.access_check).routes(),
         *plugin_routes,
     )

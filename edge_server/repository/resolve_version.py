@@ -16,8 +16,8 @@ from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.version_lifecycle import FolderReader, OutputCheck, Recogniser, Resolved
 from edge_server.errors import BadModelConfig, ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.record import record
-from edge_server.repository.choice.backend_choice import backend_of_platform
 from edge_server.repository.choice.first_opening import FirstOpenings
+from edge_server.repository.choice.model_formats import backend_of_platform
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 from edge_server.repository.disk.file_fingerprint import children, describe_files, digest
 from edge_server.repository.disk.scan import ModelDirectory, read_entries
@@ -36,7 +36,7 @@ from edge_server.repository.model_config.metadata_files import read_metadata_fil
 from edge_server.repository.model_config.parameter_names import find_misspelt
 from edge_server.repository.model_config.pbtxt import ConfigMessage, new_config, parse_json, read_file, write_json
 from edge_server.repository.model_config.validate_config import check_complete, check_stated, is_ensemble
-from edge_server.repository.trust.checksum_file import run_agents
+from edge_server.repository.trust.checksum_agent import run_agents
 from edge_server.repository.trust.verify_version import TrustPolicy, verify
 
 _NOTHING: Mapping[str, str] = {}

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from edge_server.core.custom_metric import MetricFamilyView
+from edge_server.core.metric_family import MetricFamilyView
 from edge_server.core.model_statistics import CacheStatistics
 from edge_server.core.status_reports import IndexEntry, VersionReport, find_failed
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_LOADING, MODEL_READY, Event

@@ -38,7 +38,7 @@ from edge_server.plugins.ros.messages.ros2_types import MessageTypes
 from edge_server.plugins.ros.recordings.recording import ImageRecording
 from edge_server.plugins.ros.recordings.recording_writer import RecordingWriter
 from edge_server.plugins.vision.image_plan import make_image_plan
-from edge_server.plugins.vision.perception import Perception, make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import Perception, make_perception_decoder
 from edge_server.protocol.frame_messages import Frame, FrameResult
 from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.client.flow_control import Counters, FlowControl
+from edge_server.client.frame_flow_control import Counters, FlowControl
 from edge_server.core.back_off import BackOff
 from edge_server.protocol.frame_codec import EncodedFrame
 from edge_server.protocol.frame_messages import DropReason

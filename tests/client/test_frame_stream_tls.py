@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edge_server.client import FrameStream, StreamError, Tls, endpoint, http2_call
+from edge_server.client import FrameStream, StreamError, Tls, http2_call, server_connection
 from edge_server.errors import InvalidRequest
 
 
@@ -152,4 +152,4 @@ def test_a_wrong_file_is_named_before_the_connection_opens(pem: tuple[Path, Path
     ):
         with pytest.raises(InvalidRequest, match=text):
             tls.context()
-    assert endpoint.ServerEndpoint("localhost:1", Tls(cert)).tls_session() is not None
+    assert server_connection.ServerEndpoint("localhost:1", Tls(cert)).tls_session() is not None

@@ -15,8 +15,8 @@ import pytest
 from hpack import Decoder, Encoder
 
 from edge_server.client import http2_call
-from edge_server.client.endpoint import ServerEndpoint, Tls
 from edge_server.client.http2_call import Http2ClientCall
+from edge_server.client.server_connection import ServerEndpoint, Tls
 from edge_server.client.stream_errors import StreamError
 from edge_server.http2 import frames
 

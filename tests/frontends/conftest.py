@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edge_server.config import HttpConfig, LogConfig
-from edge_server.core.custom_metric import MetricFamilyView, MetricSample
+from edge_server.core.metric_family import MetricFamilyView, MetricSample
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.model_statistics import BatchStatistics, Duration, ResponseStatistics, VersionStatistics
 from edge_server.core.request_check import RequestCheck

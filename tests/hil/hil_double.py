@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_server.backends.cuda import cuda_driver
-from edge_server.plugins.tensorrt.builds import build_engine as builds
+from edge_server.plugins.tensorrt.builds import onnx_to_engine as builds
 
 _PATH = Path(__file__).parents[1] / "plugins/tensorrt/fake_gpu/__init__.py"
 

@@ -23,7 +23,7 @@ from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.service import InferenceService, Readiness
 from edge_server.serving.cache.response_cache import ResponseCache
 from edge_server.serving.execution import admission_control
-from edge_server.serving.execution.gpu_loss_and_memory import Gpus
+from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.model_version import ModelVersion
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings

@@ -1,5 +1,5 @@
-"""Child's side of the messages with a `JsonProcess`: reads the job from standard input, and writes results as JSON
-lines."""
+"""Child-process side of the JSON-lines protocol of `JsonProcess`: reads the job from standard input, writes results,
+and ends with its parent."""
 
 from __future__ import annotations
 

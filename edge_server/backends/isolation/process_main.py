@@ -30,7 +30,7 @@ from edge_server.backends.base import Array, BlsCall, CalledModel, OpenJob, Requ
 from edge_server.backends.custom_metrics import REGISTRY
 from edge_server.backends.isolation.process_channel import Arena, Channel
 from edge_server.backends.running_batch import current_batch
-from edge_server.core.custom_metric import MetricSource
+from edge_server.core.metric_family import MetricSource
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request, Response, ResponseSink
 from edge_server.errors import EdgeServerError, NotReady, Refusal, ServingFault

@@ -14,8 +14,8 @@ from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.http.request import Handler, HttpRequest
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, json_response, plain_error
 from edge_server.frontends.http.routes import Route, model_paths
+from edge_server.frontends.json_codec import json_type
 from edge_server.frontends.v2 import control_responses
-from edge_server.frontends.v2.json_parser import json_type
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.service import InferenceService
 
@@ -69,6 +69,7 @@ class ControlEndpoints:
             *(probe(path, "health", accepts, self.model_ready, schema=empty) for path in model_paths("/ready")),
             get("/v2/models/stats", "statistics", counts, self.statistics),
             *(get(path, "statistics", counts, self.statistics) for path in model_paths("/stats")),
+            get("/edge/v1/activity", "statistics", "Queues, cache and tokens of all models", self.activity),
             *(get(path, "model-config", config, self.model_config) for path in model_paths("/config")),
             get("/v2/trace/setting", "trace", "Trace settings", self.trace_setting),
             change("/v2/trace/setting", "trace", "Change trace settings", self.update_trace_setting, schema=settings),
@@ -134,6 +135,11 @@ class ControlEndpoints:
     async def model_config(self, request: HttpRequest) -> HttpResponse:
         spec = self._service.find(request.names["model"], _version(request)).spec
         return HttpResponse(spec.config_json.encode(), headers={"Content-Type": JSON_TYPE})
+
+    async def activity(self, request: HttpRequest) -> HttpResponse:
+        return json_response(
+            control_responses.activity(self._service.statistics(None, None), self._service.model_families())
+        )
 
     async def statistics(self, request: HttpRequest) -> HttpResponse:
         return json_response(

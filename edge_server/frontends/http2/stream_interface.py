@@ -1,4 +1,5 @@
-"""Interfaces of an HTTP/2 connection: to the layer above, the events of one request; to the thread that reads it.
+"""Interfaces between an HTTP/2 connection and its neighbours: `StreamReceiver` gets the events of one stream,
+`ReadingThread` reads the socket.
 
 RFC 9113 section 5.1.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from edge_server.core.custom_metric import MetricFamilyView
+from edge_server.core.metric_family import MetricFamilyView
 from edge_server.core.model_statistics import (
     BatchStatistics,
     Duration,

@@ -1,5 +1,5 @@
-"""Addition of a model, or of a text detector and its recogniser, to a repository: copies the files, looks into them,
-tries them, writes the configuration, moves the folders into place."""
+"""Main procedure of `edge-server add`: copies the files aside, inspects and tries them, writes config.pbtxt, and moves
+the folder into the repository."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from edge_server.backends.isolation.tensor_files import Tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors
 from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
 from edge_server.plugins.add.class_names import find_class_names
@@ -26,8 +26,8 @@ from edge_server.plugins.add.new_model import (
     staging_folder,
 )
 from edge_server.plugins.add.picture_trial import PictureTrial, Reading
+from edge_server.plugins.add.reference_comparison import ReferenceScores, ScoreComparison
 from edge_server.plugins.add.runtime_trial import RuntimeTrial, try_opening, try_precisions, try_runtimes
-from edge_server.plugins.add.score_comparison import ReferenceScores, ScoreComparison
 from edge_server.plugins.add.text_models import (
     describe_missing_characters,
     find_recognisers,

@@ -28,9 +28,9 @@ from edge_server.plugins.add.printed_report import (
     report_as_json,
     report_parts,
 )
-from edge_server.plugins.add.score_comparison import read_reference
+from edge_server.plugins.add.reference_comparison import read_reference
 from edge_server.plugins.trials.picture_agreement import find_pictures
-from edge_server.repository.choice.backend_choice import describe_code
+from edge_server.repository.choice.model_formats import describe_code
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 
 _DEFAULT_REPOSITORY = Path("model_repository")

@@ -21,7 +21,7 @@ from edge_server.frontends.http.request_head import parse_query, parse_whole_num
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.plugins.add.new_model import check_name, staging_folder
 from edge_server.plugins.add.printed_report import OR_CHOOSE, PICTURE_MAY_DECIDE, WROTE
-from edge_server.plugins.vision.recognition import UNDECIDED
+from edge_server.plugins.vision.layout_recognition import UNDECIDED
 from edge_server.repository.model_config.pbtxt import parse_text
 
 _SUFFIXES = (".onnx", ".tflite", ".gguf", ".ubj")

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from edge_server.backends import onnx_file_info
 from edge_server.errors import AlreadyExists, InvalidRequest, LoadError
-from edge_server.repository.choice.backend_choice import advice_for_pickle, files_beside, standard_name
+from edge_server.repository.choice.model_formats import advice_for_pickle, files_beside, standard_name
 from edge_server.repository.disk.file_fingerprint import is_ignored
 from edge_server.repository.disk.replace_file import sync_folder
 from edge_server.repository.disk.scan import is_model_name, parse_version

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from edge_server.backends.isolation.tensor_files import Tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors
 from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import EdgeServerError, Unsupported
 from edge_server.plugins.vision.detector_sample_check import make_noise
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
 from edge_server.plugins.vision.layout_check import check_layout
+from edge_server.plugins.vision.layout_recognition import recognise
 from edge_server.plugins.vision.layout_search import LayoutMatch, candidates
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize
 from edge_server.plugins.vision.outputs.output_parameters import Activation
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray
-from edge_server.plugins.vision.perception import Perception, PerceptionDecoder, make_perception_decoder
-from edge_server.plugins.vision.recognition import recognise
+from edge_server.plugins.vision.perception_decoder import Perception, PerceptionDecoder, make_perception_decoder
 from edge_server.plugins.vision.resize import Color, FittedPicture
 
 MAX_SEEN = 5

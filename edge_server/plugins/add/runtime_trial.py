@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_server.backends import ONNX_ORDER
-from edge_server.backends.isolation.tensor_files import Tensors, load_tensors, save_tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.errors import BackendMissing, InvalidRequest, LoadError, OutOfMemory, Unsupported
 from edge_server.plugins.trials.candidate_process import ChildLimits
 from edge_server.plugins.trials.comparison import CandidateTrial, natural_trials

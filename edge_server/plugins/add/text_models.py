@@ -12,9 +12,9 @@ from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.plugins.add.picture_trial import Reading, TrialFinding
 from edge_server.plugins.add.text_trial import read_text_lines
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
+from edge_server.plugins.vision.layout_recognition import recognise, recognise_text_reader
 from edge_server.plugins.vision.layout_search import LayoutMatch, candidates
 from edge_server.plugins.vision.outputs.output_parameters import HeadKind
-from edge_server.plugins.vision.recognition import recognise, recognise_text_reader
 from edge_server.plugins.vision.text_reading import is_recogniser, make_recogniser
 from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.model_config.pbtxt import read_file

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from edge_server.backends.isolation.tensor_files import Tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors
 from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.vision.decode import decode_image, opencv

@@ -14,8 +14,8 @@ from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import Reading
 from edge_server.plugins.policies.policy import Policy, recognise_policy
 from edge_server.plugins.vision.image_parameters import Declaration
+from edge_server.plugins.vision.layout_recognition import UNDECIDED
 from edge_server.plugins.vision.outputs.output_parameters import DECLARATIONS, HeadKind
-from edge_server.plugins.vision.recognition import UNDECIDED
 from edge_server.repository.model_config.pbtxt import parse_text
 
 _WIDTH = 100

@@ -1,5 +1,5 @@
-"""Texts of why a camera or a receiver of results fails, or why no object matches its classes; without passwords or
-other secrets."""
+"""Error texts, without secrets, for cameras, sinks and questions: why a connection fails, and the nearest class for an
+unknown class name."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from edge_server.config.setting import (
     shown_url,
 )
 from edge_server.config.toml_file import read_toml
-from edge_server.plugins.cameras.named_tables import parse_keys, parse_labels, parse_name, table_label
 from edge_server.plugins.cameras.questions.question import QuestionEntry, parse_questions
 from edge_server.plugins.cameras.sinks.mqtt_connection import parse_topic
+from edge_server.plugins.cameras.sources_file_tables import parse_keys, parse_labels, parse_name, table_label
 from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry, parse_lines, parse_zones
 
 _FILE_FLAG = "--sources-file"

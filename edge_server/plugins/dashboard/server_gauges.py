@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from edge_server.core.custom_metric import MetricFamilyView
+from edge_server.core.metric_family import MetricFamilyView
 from edge_server.core.model_statistics import VersionStatistics
 from edge_server.plugin import ServingCore
 from edge_server.plugins.dashboard.gauge_history import INTERVAL_S, GaugeHistory

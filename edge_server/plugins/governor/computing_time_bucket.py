@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_server.core.priority import PriorityClass
+from edge_server.core.priority_class import PriorityClass
 
 MAX_WAIT_S = 30.0
 """Longest wait that a rejection names. Waits beyond this cannot be predicted."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.priority import PriorityClass, priority_class
+from edge_server.core.priority_class import PriorityClass, priority_class
 from edge_server.core.request_response import Request
 from edge_server.core.status_reports import GovernorState
 from edge_server.errors import Throttled

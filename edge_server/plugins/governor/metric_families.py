@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
-from edge_server.core.priority import PriorityClass
+from edge_server.core.priority_class import PriorityClass
 from edge_server.plugins.governor.control_loop import GovernorSnapshot
 from edge_server.plugins.governor.control_policy import Cause
 from edge_server.plugins.governor.readings import Gpu

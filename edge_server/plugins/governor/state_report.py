@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edge_server.core.priority import PriorityClass
+from edge_server.core.priority_class import PriorityClass
 from edge_server.plugin import StatusPart, StatusRow, StatusTable
 from edge_server.plugins.governor.control_loop import GovernorSnapshot
 from edge_server.plugins.governor.readings import EventCounter, Gpu, MachineReading, Rail, Zone

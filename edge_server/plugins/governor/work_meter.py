@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import TypeAlias
 
-from edge_server.core.custom_metric import MetricFamilyView
+from edge_server.core.metric_family import MetricFamilyView
 from edge_server.core.model_statistics import VersionWork
 from edge_server.plugins.governor.control_algorithms import smoothing_weight
 from edge_server.plugins.governor.energy_model import ModelWorkload, WorkKey

@@ -29,7 +29,7 @@ class LanguagePlugin(Plugin):
         Command(
             "chat",
             "talk to a language model of a running server",
-            "edge_server.plugins.language.command",
+            "edge_server.plugins.language.chat_command",
             "Cameras, robots and chats",
         ),
     )
@@ -92,7 +92,7 @@ def _read_chat_template(spec: ModelSpec, folder: Path) -> ModelSpec:
         return spec
     from dataclasses import replace
 
-    from edge_server.plugins.language.text.tokenizer_files import read_chat_template
+    from edge_server.plugins.language.text.chat_template_reader import read_chat_template
 
     spec = replace(spec, chat_template=read_chat_template(spec.name, folder, tokenizer))
     from edge_server.plugins.language.text.chat_template import check_chat_template

@@ -12,13 +12,14 @@ from typing import Any
 
 from edge_server.core.ensemble_and_sequence_spec import ControlKind
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.priority import PriorityClass
+from edge_server.core.priority_class import PriorityClass
 from edge_server.core.request_response import Request, SequenceStep
 from edge_server.core.tensor import DType
 from edge_server.errors import EdgeServerError, InvalidRequest, SequenceNotBegun
 from edge_server.frontends.loop_dispatch import LoopDispatch, run_request
 from edge_server.plugins.policies.policy import Policy, is_policy, make_policy
-from edge_server.plugins.policies.policy_counters import PolicyCounters, RobotLoad
+from edge_server.plugins.policies.policy_counters import PolicyCounters
+from edge_server.plugins.policies.robot_load import RobotLoad
 from edge_server.service import READING_THREAD_HOLD_US, Handle, InferenceService
 
 EPISODE_GAP_S = 5.0

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from edge_server.backends.custom_metrics import REGISTRY, Labels, MetricSeries
-from edge_server.core.custom_metric import MetricKind
+from edge_server.core.metric_family import MetricKind
 from edge_server.plugins.python_models.error_translation import TritonModelException
 from edge_server.plugins.python_models.tensor import plain
 

@@ -1,4 +1,5 @@
-"""Parser of the forms of OpenAI's API for audio: makes an inference request of a form.
+"""Parser of the multipart forms of OpenAI's API for transcription and translation: checks the fields, and makes the
+inference request.
 
 The format is https://platform.openai.com/docs/api-reference/audio. A field that is not supported and might change the
 answer is an error that names it.

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edge_server.backends.cuda import cuda_driver
-from edge_server.core.custom_metric import MetricSource
+from edge_server.core.metric_family import MetricSource
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.request_response import Request, ResponseSink
 from edge_server.errors import LoadError, Unsupported
-from edge_server.plugins.tensorrt.builds.build_engine import PLAN
 from edge_server.plugins.tensorrt.builds.build_process import Bounds, BuildControl, build_job, facts_of, run_child
 from edge_server.plugins.tensorrt.builds.engine_cache import BuildLock, EngineCache, EngineCacheFault
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, FileHashes, key_of, read_gpu_identity
+from edge_server.plugins.tensorrt.builds.onnx_to_engine import PLAN
 from edge_server.plugins.tensorrt.engine_options import engine_order
 from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder
 from edge_server.plugins.tensorrt.engine_source import EngineSource

@@ -23,7 +23,7 @@ from edge_server.backends import engine_backends, load_backend
 from edge_server.backends.base import Array, OpenJob, ServerCalls, Session, SessionInfo
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.isolation.json_child_side import exit_at_once, start_child, write_message
-from edge_server.backends.isolation.tensor_files import Tensors, load_tensors, save_tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
@@ -34,6 +34,8 @@ from edge_server.memory.available_memory import MemoryFloor
 from edge_server.plugins.tensorrt.engine_order import Profile
 from edge_server.plugins.tensorrt.optimization_profiles import KEYS, configured_profiles
 from edge_server.plugins.trials.candidate_engines import BuiltNotRun, CandidateEngines
+from edge_server.plugins.trials.embedded_server_model import ServedModel
+from edge_server.plugins.trials.language_model_trial import generate_texts, peak_bytes
 from edge_server.plugins.trials.picture_agreement import BOXES, SCORES, THRESHOLD
 from edge_server.plugins.trials.sample_inputs import (
     as_request,
@@ -44,12 +46,10 @@ from edge_server.plugins.trials.sample_inputs import (
     random_samples,
     usual_sizes,
 )
-from edge_server.plugins.trials.served_model import ServedModel
-from edge_server.plugins.trials.text_trial import generate_texts, peak_bytes
 from edge_server.plugins.trials.trial_commands import TrialModel, execute_commands
 from edge_server.plugins.vision.image_plan import required_image_plan
-from edge_server.plugins.vision.perception import make_perception_decoder
-from edge_server.plugins.vision.recognition import recognise
+from edge_server.plugins.vision.layout_recognition import recognise
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.repository.disk.scan import Scanner, with_config
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 

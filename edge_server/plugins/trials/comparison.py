@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edge_server.backends.isolation.tensor_files import Tensors, load_tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors, load_tensors
 from edge_server.core.output_difference import OutputDifference, compare_outputs
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
 from edge_server.plugins.trials.candidate import RuntimeCandidate

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from edge_server.backends.isolation.tensor_files import Tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors
 from edge_server.core.output_difference import describe_difference
 
 TOLERANCE = 1e-3

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from edge_server.backends.base import Array
-from edge_server.backends.isolation.tensor_files import Tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors
 from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor

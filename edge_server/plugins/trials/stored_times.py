@@ -12,7 +12,7 @@ from edge_server.backends.cuda import cuda_driver
 from edge_server.plugins.trials.candidate_process import ChildLimits
 from edge_server.plugins.trials.comparison import CandidateTrial, natural_trials
 from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialRequest, make_plan
-from edge_server.repository.choice.backend_choice import format_of
+from edge_server.repository.choice.model_formats import format_of
 from edge_server.repository.choice.runtime_times import RuntimeTimes, runtime_version
 
 _RUNS = 30

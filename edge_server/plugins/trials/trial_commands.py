@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from edge_server.backends.isolation.json_child_side import write_message
-from edge_server.backends.isolation.tensor_files import Tensors, load_tensors, save_tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors, load_tensors, save_tensors
 from edge_server.errors import EdgeServerError
 
 

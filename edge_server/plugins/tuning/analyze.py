@@ -24,8 +24,8 @@ from edge_server.plugins.tuning.clients.client_interface import RequestRefused
 from edge_server.plugins.tuning.clients.grpc_client import GrpcControl
 from edge_server.plugins.tuning.clients.http_client import HttpControl
 from edge_server.plugins.tuning.load.configuration_search import FINALIST_COUNT, RankedTrial, Search, SearchLimits
+from edge_server.plugins.tuning.load.measurement_results import MeasuredPoint
 from edge_server.plugins.tuning.load.measurement_session import MAX_WORKERS, has_bf16
-from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.plugins.tuning.load.model_config_candidates import (
     SearchSpace,
     ServerCandidate,

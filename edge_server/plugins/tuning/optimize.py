@@ -22,7 +22,7 @@ from edge_server.config.setting_sources import process_environment
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
 from edge_server.plugin import own_plugins
-from edge_server.plugins.trials import text_trial
+from edge_server.plugins.trials import language_model_trial
 from edge_server.plugins.trials.best_candidate import Objective, SelectionRule, choose
 from edge_server.plugins.trials.candidate_process import ChildLimits
 from edge_server.plugins.trials.comparison import (
@@ -33,10 +33,10 @@ from edge_server.plugins.trials.comparison import (
     natural_trials,
 )
 from edge_server.plugins.trials.device_listing import list_devices
+from edge_server.plugins.trials.language_model_trial import compare_texts
 from edge_server.plugins.trials.picture_agreement import find_pictures
 from edge_server.plugins.trials.precision_report import report_precisions
 from edge_server.plugins.trials.stored_times import find_disagreement, shortest_times, store_texts, store_times
-from edge_server.plugins.trials.text_trial import compare_texts
 from edge_server.plugins.trials.trial_plan import TrialEnvironment, TrialPlan, TrialRequest, make_plan
 from edge_server.plugins.tuning import optimize_report as report
 from edge_server.plugins.tuning.perf_options import name_list
@@ -122,11 +122,12 @@ def _optimize_language_model(
     finally:
         progress.close()
     if options.json:
-        document = text_trial.as_json(plan.trials, chosen, count)
+        document = language_model_trial.as_json(plan.trials, chosen, count)
         print(json.dumps({"model": plan.model_dir.name, "version": plan.version, **document}, indent=2))
     else:
-        print(render(text_trial.TITLES, text_trial.rows(plan.trials, chosen, count), sys.stdout))
-        print(f"{count} texts at once (max_num_seqs) of {text_trial.TEXT_TOKENS} tokens after prompts of about 100")
+        print(render(language_model_trial.TITLES, language_model_trial.rows(plan.trials, chosen, count), sys.stdout))
+        length = language_model_trial.TEXT_TOKENS
+        print(f"{count} texts at once (max_num_seqs) of {length} tokens after prompts of about 100")
         for line in report.failure_lines(plan.trials):
             print(f"failed: {clean(line)}")
     file = plan.model_dir / str(plan.version) / plan.file_name
@@ -137,7 +138,7 @@ def _optimize_language_model(
         print("edge-server optimize: no engine opens it", file=sys.stderr)
         return ExitCode.FAILED
     if target is not None:
-        tokens_per_s = text_trial.TEXT_TOKENS * count * 1000 / statistics.median(chosen.times_ms[1])
+        tokens_per_s = language_model_trial.TEXT_TOKENS * count * 1000 / statistics.median(chosen.times_ms[1])
         remarks = [
             f"Written by `edge-server optimize` on {time.strftime('%Y-%m-%d')}, for {count} texts at once.",
             f"{chosen.facts['runtime']}: {tokens_per_s:.1f} tokens a second.",

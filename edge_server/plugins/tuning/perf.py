@@ -25,6 +25,7 @@ from edge_server.plugins.tuning import perf_options
 from edge_server.plugins.tuning.clients.chat_client import made_up_prompts
 from edge_server.plugins.tuning.clients.client_interface import ModelFacts, RequestRefused, ServerQueries
 from edge_server.plugins.tuning.load.input_data import make_inputs
+from edge_server.plugins.tuning.load.measurement_results import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
 from edge_server.plugins.tuning.load.measurement_session import (
     MAX_WORKERS,
     PROTOCOLS,
@@ -33,7 +34,6 @@ from edge_server.plugins.tuning.load.measurement_session import (
     Schedule,
     local_process,
 )
-from edge_server.plugins.tuning.load.measurement_windows import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
 from edge_server.plugins.tuning.load.report import (
     COLUMN_TITLES,
     MODES,

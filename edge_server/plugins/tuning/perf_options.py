@@ -11,7 +11,7 @@ from pathlib import Path
 from edge_server.cli.options import float_range, int_range
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tuning.load.input_data import InputChoice
-from edge_server.plugins.tuning.load.measurement import MeasurementTimes
+from edge_server.plugins.tuning.load.measure_until_stable import MeasurementTimes
 
 _MAX_LEVELS = 100
 

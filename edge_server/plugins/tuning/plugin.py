@@ -37,7 +37,7 @@ class TuningPlugin(Plugin):
     def prepare(self, config: ServerConfig) -> RunningPlugin | None:
         if not config.repository.measurements_dir:
             return None
-        from edge_server.plugins.tuning.background_measurement import BackgroundMeasurement
+        from edge_server.plugins.tuning.idle_runtime_measurement import BackgroundMeasurement
 
         return BackgroundMeasurement(config)
 

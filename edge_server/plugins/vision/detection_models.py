@@ -42,7 +42,7 @@ def plan_detection(spec: ModelSpec) -> tuple[ImagePlan, DetectionDecoder]:
     """Return the plan of the model's input and the decoder of its detections. Raises InvalidRequest."""
     # Imported for the first image: a server without images saves the memory.
     from edge_server.plugins.vision.image_plan import make_image_plan
-    from edge_server.plugins.vision.perception import make_perception_decoder
+    from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 
     try:
         images, perception = make_image_plan(spec), make_perception_decoder(spec)

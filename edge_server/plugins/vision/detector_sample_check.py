@@ -27,7 +27,7 @@ from edge_server.plugins.vision.outputs.output_parameters import (
     HeadKind,
 )
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, OutputTensor, drop_batch_dim
-from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.plugins.vision.resize import Color
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 from edge_server.errors import InvalidRequest, ServingFault
 from edge_server.plugins.vision.decode import opencv
 from edge_server.plugins.vision.outputs.detections import MAX_POSITION
-from edge_server.plugins.vision.perception import Overlay, Perception
+from edge_server.plugins.vision.perception_decoder import Overlay, Perception
 from edge_server.protocol.frame_messages import ClassScore, DenseMap, Detection, Keypoint, Mask, ObjectMask
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.layouts import IMAGENET_VALUES, LAYOUTS, PADDLE_INPUTS, Layout, match_shapes, substitute
 from edge_server.plugins.vision.outputs.box_candidates import NetworkSize, count_cells
 from edge_server.plugins.vision.outputs.output_tensors import drop_batch_dim
-from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 
 _FIT_KEYS = ("image_fit", "image_resize", "image_crop_offset", "keep_aspect_ratio", "enable_padding", "crop_mode")
 _SCALE_KEYS = ("image_scale", "image_mean", "image_stddev")

@@ -19,7 +19,7 @@ from edge_server.frontends.loop_dispatch import run_model
 from edge_server.service import InferenceService
 
 if TYPE_CHECKING:
-    from edge_server.plugins.vision.perception import Perception, PerceptionDecoder
+    from edge_server.plugins.vision.perception_decoder import Perception, PerceptionDecoder
     from edge_server.plugins.vision.resize import FittedPicture
     from edge_server.plugins.vision.text_reading import Pixels
     from edge_server.protocol.frame_messages import DenseMap, Mask
@@ -52,7 +52,7 @@ def _prepare(
     # Imported on the worker thread: that takes longer than the event loop may be held.
     from edge_server.plugins.vision.image_bodies import picture_file
     from edge_server.plugins.vision.image_plan import make_image_plan
-    from edge_server.plugins.vision.perception import make_perception_decoder
+    from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 
     try:
         images, decoder = make_image_plan(spec), make_perception_decoder(spec)
@@ -142,7 +142,7 @@ def _png(pixels: Pixels, what: str) -> str:
 def results_as_json(seen: Perception) -> dict[str, Any]:
     """Return classes and detections as JSON, in pixels of the frame. `track_id` is there for tracked objects,
     `rotated` for oriented boxes, `polygons` for objects with a mask, and `text` for lines that were read."""
-    from edge_server.plugins.vision.outputs.object_masks import outline_polygons
+    from edge_server.plugins.vision.outputs.instance_masks import outline_polygons
 
     return {
         "classes": [{"index": item.index, "label": item.label, "score": item.score} for item in seen.classes],

@@ -1,5 +1,5 @@
-"""Entry module of the plugin `vision`: adds image files as request bodies, a route for the results of an image, and
-recognition and checks of image models."""
+"""Entry module of the plugin `vision`: image files as request bodies, the route for the results of an image,
+recognition of layouts, checks of image models at load."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Vision(RunningPlugin):
         is_known = not (METADATA_KEYS.isdisjoint(metadata) and TENSOR_NAMES.isdisjoint(names))
         if not is_known and "preprocessing" not in spec.parameters:
             return None
-        from edge_server.plugins.vision.recognition import recognise
+        from edge_server.plugins.vision.layout_recognition import recognise
 
         return recognise(spec, metadata)
 

@@ -1,5 +1,5 @@
-"""First opening of a model's file on this machine by a runtime that a damaged file can end: in a child process, so that
-the server does not end with it."""
+"""First opening of a new model file in a child process, so that a file that crashes its runtime does not end the
+server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Journal of the versions that this process opens now: the next start knows by it which one ended the process.
+"""Journal on disk of the model versions that are being opened: from it the next start learns which version ended the
+server.
 
 A runtime that crashes takes the server along, and a service manager starts it again, with the same models.
 """

@@ -13,13 +13,9 @@ from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.shape_tensors import SHAPE_DTYPES
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendMissing, BadModelConfig, LoadError
-from edge_server.repository.choice.backend_choice import (
-    BackendCandidate,
-    candidates,
-    format_of,
-    timed_choice,
-)
+from edge_server.repository.choice.backend_choice import BackendCandidate, candidates, timed_choice
 from edge_server.repository.choice.first_opening import FirstOpenings
+from edge_server.repository.choice.model_formats import format_of
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 from edge_server.repository.disk.safe_paths import check_relative, find_inside
 from edge_server.repository.load_error_explanation import explain_by_content

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edge_server.errors import BadModelConfig
-from edge_server.repository.choice.backend_choice import platform_of
+from edge_server.repository.choice.model_formats import platform_of
 from edge_server.repository.model_config.pbtxt import ConfigMessage
 from edge_server.repository.model_config.validate_config import PLATFORM, is_ensemble
 

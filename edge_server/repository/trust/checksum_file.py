@@ -7,7 +7,6 @@ cannot be used for another: `# edge-server model=NAME version=N`, without the ve
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import re
 import stat
@@ -15,19 +14,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 
-from edge_server.errors import BadModelConfig, ChangedWhileLoading, StorageFault, Untrusted
+from edge_server.errors import ChangedWhileLoading, StorageFault, Untrusted
 from edge_server.file_stamp import FileStamp, file_stamp
 from edge_server.record import record
 from edge_server.repository.disk.file_fingerprint import MAX_FILES, is_ignored
-from edge_server.repository.disk.safe_paths import find_inside
-from edge_server.repository.disk.scan import parse_version
-from edge_server.repository.model_config.pbtxt import ConfigMessage
 
 FILE_NAME = "SHA256SUMS"
 SIGNATURE_NAME = "SHA256SUMS.sig"
 MAX_MANIFEST_BYTES = 16 << 20
-
-"""Size, two times, device and inode of a file; changes with the file."""
 
 _CHUNK_BYTES = 1 << 20
 _SUBJECT = "# edge-server "
@@ -173,36 +167,3 @@ def _open_regular(path: Path) -> int:
         os.close(descriptor)
         raise Untrusted(f"'{path}' is not a regular file")
     return descriptor
-
-
-AGENT = "checksum"
-_ALGORITHMS = {"MD5": "md5", "SHA256": "sha256"}
-
-
-def run_agents(config: ConfigMessage, model: str, model_dir: Path, version: int) -> None:
-    """Run the model_repository_agents of a configuration for one version: verify the stated checksums.
-
-    Raises BadModelConfig for an unknown agent or a malformed parameter, Untrusted for a file with another checksum.
-    """
-    for agent in config.model_repository_agents.agents:
-        prefix = f"model '{model}': model_repository_agents"
-        if agent.name != AGENT:
-            raise BadModelConfig(f"{prefix}: unknown agent '{agent.name}', expected '{AGENT}'")
-        for key, value in sorted(agent.parameters.items()):
-            _check(key, value, f"{prefix}: {AGENT}", model_dir, version)
-
-
-def _check(key: str, value: str, prefix: str, model_dir: Path, version: int) -> None:
-    algorithm, colon, name = key.partition(":")
-    if not colon or algorithm not in _ALGORITHMS:
-        raise BadModelConfig(f"{prefix}: expected a key 'MD5:<file>' or 'SHA256:<file>', given {key[:80]!r}")
-    first, slash, _ = name.partition("/")
-    of_version = parse_version(first) if slash else None
-    if of_version is not None and of_version != version:
-        return
-    path = find_inside(model_dir, name, f"{prefix} '{key}'")
-    digest, _ = digest_file(path, _ALGORITHMS[algorithm])
-    if not hmac.compare_digest(digest.hex().encode(), value.strip().lower().encode("utf-8", "replace")):
-        raise Untrusted(
-            f"{prefix}: '{name}' does not have this {algorithm}: expected {value[:80]}, given {digest.hex()}"
-        )

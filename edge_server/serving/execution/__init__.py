@@ -2,6 +2,6 @@
 counts.
 
 A request enters at `ModelVersion.submit`, waits in the queue of its `scheduler`, and is answered by the `executor` of a
-free `instance`. `inline_execution` decides whether the thread of a caller may run a batch. Imported by `serving`; other
+free `instance`. `inline_rule` decides whether the thread of a caller may run a batch. Imported by `serving`; other
 parts use its interfaces (`served_version`, `admission_control`).
 """

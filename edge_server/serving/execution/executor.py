@@ -18,7 +18,7 @@ from edge_server.core.request_response import NO_PARAMETERS, Parameter, Request,
 from edge_server.core.tensor import Tensor
 from edge_server.errors import BackendError, EdgeServerError
 from edge_server.serving.execution.counters import VersionCounters
-from edge_server.serving.execution.inline_execution import InlineRule
+from edge_server.serving.execution.inline_rule import InlineRule
 from edge_server.serving.execution.ticket import Ticket
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ from edge_server.errors import (
 from edge_server.memory.malloc_settings import read_resident_bytes
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
 from edge_server.serving.execution.counters import VersionCounters
-from edge_server.serving.execution.gpu_loss_and_memory import Gpus, gpus_of
-from edge_server.serving.execution.inline_execution import InlineRule
+from edge_server.serving.execution.gpu_state import Gpus, gpus_of
+from edge_server.serving.execution.inline_rule import InlineRule
 from edge_server.serving.execution.instance import Instance
 from edge_server.serving.execution.latencies import NO_LATENCIES, LatencyOptions, make_latencies
 from edge_server.serving.execution.rate_limiter import RateLimiter, needs_of

@@ -1,4 +1,5 @@
-"""Class `ServedVersion`, one loaded generation of a version: the base of `ModelVersion` and `EnsembleVersion`."""
+"""Abstract base class of `ModelVersion` and `EnsembleVersion`: one loaded generation of a version, from opening through
+requests and draining to closing."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from edge_server.backends.base import ServerCalls
 from edge_server.core.version_lifecycle import DesiredVersion, Resolved
 from edge_server.errors import ChangedWhileLoading, EdgeServerError, LoadError
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
-from edge_server.serving.execution.gpu_loss_and_memory import Gpus
+from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.execution.thread_pool import RunPool

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.serving.execution.admission_control import ADMIT_ALL, AdmissionControl
-from edge_server.serving.execution.gpu_loss_and_memory import Gpus
+from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.rate_limiter import RateLimiter
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.loader import Loader

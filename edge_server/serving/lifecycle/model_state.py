@@ -1,5 +1,5 @@
 """Data class of what the model table knows of one model: desired and loaded versions, failures, retries, evictions.
-Guarded by the table's lock. Makes no decisions."""
+Guarded by the table's lock."""
 
 from __future__ import annotations
 

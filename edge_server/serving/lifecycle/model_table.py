@@ -39,7 +39,7 @@ from edge_server.errors import (
     SessionLost,
 )
 from edge_server.record import record
-from edge_server.serving.execution.gpu_loss_and_memory import Gpus, gpus_of
+from edge_server.serving.execution.gpu_state import Gpus, gpus_of
 from edge_server.serving.execution.served_version import ServedVersion
 from edge_server.serving.lifecycle.canary import CanaryTrial
 from edge_server.serving.lifecycle.ensemble_dependencies import (

@@ -1,4 +1,5 @@
-"""Rule of model variants: a lighter model answers for a heavier one while the machine is hot or short of power.
+"""Lighter variants of models: checks that the inputs and outputs of both fit, and returns the one that answers now,
+while the machine is hot or short of power.
 
 A model names its variant in config.pbtxt: `parameters { key: "variant" value { string_value: "light_model" } }`. The
 governor decides when variants are used (`VariantChoice`). This module decides whether a variant may be used: it must

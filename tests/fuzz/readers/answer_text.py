@@ -17,7 +17,8 @@ from edge_server.plugins.language.text.answer_parser import (
     TaggedAnswerParser,
 )
 from edge_server.plugins.language.text.reasoning import ReasoningParser, find_reasoning_tags
-from edge_server.plugins.language.text.tool_calls import ToolCallParser, Tools, call_marks
+from edge_server.plugins.language.text.requested_tools import Tools
+from edge_server.plugins.language.text.tool_calls import ToolCallParser, call_marks
 
 FORMS: Sequence[ToolFormat] = get_args(ToolFormat)
 _SCHEMA = {"properties": {"a": {"type": "string"}, "b": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
-from edge_server.plugins.vision.recognition import recognise
+from edge_server.plugins.vision.layout_recognition import recognise
 
 _FILES = (
     "config.json",

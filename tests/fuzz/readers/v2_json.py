@@ -17,7 +17,7 @@ from stubs import Regions, model, result_of, tensors_key
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.frontends.v2 import json_number_arrays
+from edge_server.frontends import json_number_arrays
 from edge_server.frontends.v2.generate_codec import decode_generate
 from edge_server.frontends.v2.infer_json_cache import InferJsonCache
 from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer

@@ -24,7 +24,7 @@ from edge_server.backends.runtime_errors import existing_file, open_with_library
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.backend import LlmBackend
 from edge_server.plugins.language.engines.model_size import LlmSize
-from edge_server.plugins.language.engines.sampling_parameters import DEFAULT_SAMPLING
+from edge_server.plugins.language.engines.sampling_parser import DEFAULT_SAMPLING
 from edge_server.plugins.language.engines.settings import LlmSettings, read_settings
 from edge_server.plugins.language.engines.token_engine import (
     NO_VARIABLES,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edge_server.core.priority import PriorityClass
+from edge_server.core.priority_class import PriorityClass
 from edge_server.plugins.governor.computing_time_bucket import RateAllocator
 from edge_server.plugins.governor.control_policy import Cause, ControlPolicy, PolicyConstants, PolicyInput
 from edge_server.plugins.governor.variant_selector import VariantRule

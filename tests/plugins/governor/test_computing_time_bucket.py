@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.core.priority import PriorityClass
+from edge_server.core.priority_class import PriorityClass
 from edge_server.plugins.governor.computing_time_bucket import MAX_WAIT_S, RateAllocator, TimeCharge
-from edge_server.plugins.policies.policy_counters import RobotLoad
+from edge_server.plugins.policies.robot_load import RobotLoad
 
 CONTROL, NORMAL, BULK = PriorityClass
 

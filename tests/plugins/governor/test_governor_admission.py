@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.priority import PriorityClass, priority_class
+from edge_server.core.priority_class import PriorityClass, priority_class
 from edge_server.core.request_response import Request
 from edge_server.errors import BadModelConfig, ErrorCode, Throttled
 from edge_server.plugins.governor.control_policy import Cause, PolicyDecision, ThermalLevel

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.core.custom_metric import MetricFamilyView, MetricSample
+from edge_server.core.metric_family import MetricFamilyView, MetricSample
 from edge_server.core.model_spec import ModelFile
 from edge_server.core.model_statistics import VersionWork
 from edge_server.plugins.governor.control_loop import GovernorLoop, ServerCallbacks

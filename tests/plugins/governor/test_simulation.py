@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from edge_server.core.priority import PriorityClass
+from edge_server.core.priority_class import PriorityClass
 from tests.plugins.governor.simulator import SCENARIOS, Scenario, SimulationResult, Strategy, simulate
 from tests.plugins.governor.thermal_model import ThermalModel, ThermalModelConstants
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from edge_server.plugins.language import command
+from edge_server.plugins.language import chat_command
 from tests.kit.site import Handler, Site
 
 HELLO = "Hello! How can I help you?"
@@ -109,7 +109,7 @@ def test_a_loading_model_is_waited_for_and_the_temperature_is_left_to_the_server
 ) -> None:
     LoadingServer.states, LoadingServer.chats = ["LOADING", "READY"], []
     with Site(LoadingServer) as server:
-        assert command.run([f"--url=127.0.0.1:{server.server_port}", "--prompt=hello", *more]) == 0
+        assert chat_command.run([f"--url=127.0.0.1:{server.server_port}", "--prompt=hello", *more]) == 0
     said = capsys.readouterr()
     assert said.out == "Yes.\n"
     assert said.err.startswith("edge-server chat: waiting: the server loads m\n")

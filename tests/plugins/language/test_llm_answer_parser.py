@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.plugins.language.text.answer_parser import HARMONY_MARKS, HarmonyParser
-from edge_server.plugins.language.text.tool_calls import Tools
+from edge_server.plugins.language.text.requested_tools import Tools
 
 TOOLS = Tools([{"type": "function", "function": {"name": name}} for name in ("weather", "look_up")], "auto")
 ANALYSIS = "<|channel|>analysis<|message|>"

@@ -36,7 +36,7 @@ from edge_server.plugins.language.engines.model_size import (
     read_gguf,
     read_gguf_for_llama_cpp,
 )
-from edge_server.plugins.language.engines.sampling_parameters import DEFAULT_SAMPLING
+from edge_server.plugins.language.engines.sampling_parser import DEFAULT_SAMPLING
 from edge_server.plugins.language.engines.settings import DEFAULT_MAX_NUM_SEQS, memory_parts, read_settings
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.ollama.model_reports import show_model

@@ -19,7 +19,7 @@ from edge_server.errors import BackendMissing, LoadError
 from edge_server.plugins.language import backend as language
 from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve
-from edge_server.serving.execution.gpu_loss_and_memory import gpus_of
+from edge_server.serving.execution.gpu_state import gpus_of
 
 pytestmark = pytest.mark.full
 

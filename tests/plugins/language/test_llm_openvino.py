@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.engines.sampling_parameters import DEFAULT_SAMPLING
+from edge_server.plugins.language.engines.sampling_parser import DEFAULT_SAMPLING
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.text.tool_prompt import describe_tools
 from tests.plugins.language.driven_engine import CHATS, TINY, Driven, openvino

@@ -14,14 +14,8 @@ from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.token_engine import Sampling
 from edge_server.plugins.language.grammar.constraint import ConstraintCheck
 from edge_server.plugins.language.text.adapt_messages import shorten_call_ids
-from edge_server.plugins.language.text.tool_calls import (
-    ToolCallParser,
-    ToolFormat,
-    Tools,
-    call_marks,
-    guess_format,
-    read_tools,
-)
+from edge_server.plugins.language.text.requested_tools import Tools, read_tools
+from edge_server.plugins.language.text.tool_calls import ToolCallParser, ToolFormat, call_marks, guess_format
 from edge_server.plugins.language.text.tool_prompt import describe_tools
 
 

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from edge_server.errors import BackendError, DeadlineExceeded, EdgeServerError, InvalidRequest, QueueFull, Throttled
-from edge_server.plugins.policies.policy_counters import PolicyCounters, RobotLoad
+from edge_server.plugins.policies.policy_counters import PolicyCounters
+from edge_server.plugins.policies.robot_load import RobotLoad
 
 
 def observe(load: RobotLoad, times_s: list[float], run_s: float) -> None:

@@ -20,8 +20,8 @@ from edge_server.core.request_check import RequestCheck
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError
-from edge_server.plugins.tensorrt.builds.build_engine import BuildEnvironment, build_engine
 from edge_server.plugins.tensorrt.builds.builder import make_requests, run_requests, runtime_inputs
+from edge_server.plugins.tensorrt.builds.onnx_to_engine import BuildEnvironment, build_engine
 from edge_server.plugins.tensorrt.builds.verify_engine import verify_engine
 from edge_server.plugins.tensorrt.engine_options import engine_order
 from edge_server.plugins.tensorrt.engine_order import Range

@@ -27,7 +27,7 @@ from edge_server.plugins.tensorrt.builds.builder import ServingCallbacks
 from edge_server.plugins.tensorrt.builds.engine_cache import EngineCache, EngineCacheFault
 from edge_server.plugins.tensorrt.builds.engine_key import GpuIdentity
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
-from edge_server.serving.execution.gpu_loss_and_memory import Gpus
+from edge_server.serving.execution.gpu_state import Gpus
 from tests.kit.child_processes import children_of
 from tests.kit.eventually import eventually
 

@@ -15,8 +15,8 @@ from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError
-from edge_server.plugins.tensorrt.builds.build_engine import BuildEnvironment, BuildFault, build_engine
 from edge_server.plugins.tensorrt.builds.build_process import Bounds, BuildControl, build_job, run_child
+from edge_server.plugins.tensorrt.builds.onnx_to_engine import BuildEnvironment, BuildFault, build_engine
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
 from edge_server.plugins.tensorrt.library_adapter import load_library
 

@@ -95,7 +95,7 @@ def test_every_call_that_opens_and_runs_an_engine_is_one_of_the_bindings(version
 
 BUILDS = """
 from pathlib import Path
-from edge_server.plugins.tensorrt.builds import build_engine
+from edge_server.plugins.tensorrt.builds import onnx_to_engine
 from edge_server.plugins.tensorrt.engine_order import EngineOrder, Range
 builder = trt.Builder(library.logger)
 network = library.make_network(builder)
@@ -103,21 +103,21 @@ parser = trt.OnnxParser(network, library.logger)
 assert parser.parse_from_file("/model.onnx")
 assert parser.num_errors
 config = builder.create_builder_config()
-environment = build_engine.BuildEnvironment(Path("/none"), (8, 7), Path("/none"), 1 << 20)
+environment = onnx_to_engine.BuildEnvironment(Path("/none"), (8, 7), Path("/none"), 1 << 20)
 options = {"trt_max_workspace_size": "1000", "trt_builder_optimization_level": "3"}
 dla = {"trt_dla_enable": "1", "trt_dla_core": "0"}
 shapes = ({"x": Range((1,), (2,), (3,))},)
 for precision, more in (("fp32", {}), ("fp16", dla), ("int8", {}), ("best", {})):
     order = EngineOrder("m", 1, Path(sys.argv[2]), name, library.version, 0, precision, shapes, options | more)
-    build_engine._configure(config, order, environment, library)
+    onnx_to_engine._configure(config, order, environment, library)
 try:
     # The number of the profile that was added is always 1 here; the first must be 0.
-    build_engine._add_profiles(builder, network, config, order, library)
-except build_engine.BuildFault as fault:
+    onnx_to_engine._add_profiles(builder, network, config, order, library)
+except onnx_to_engine.BuildFault as fault:
     assert "profile 0 does not fit" in str(fault), fault
 builder.create_optimization_profile().set_shape("x", (1,), (2,), (3,))
-assert build_engine._load_timing_cache(config, environment, library)
-build_engine._add_progress_monitor(trt, config, lambda phase, percent: None, lambda: False)
+assert onnx_to_engine._load_timing_cache(config, environment, library)
+onnx_to_engine._add_progress_monitor(trt, config, lambda phase, percent: None, lambda: False)
 assert builder.build_serialized_network(network, config) is not None
 """
 
@@ -175,11 +175,11 @@ with library.logger.captured() as errors:
 assert errors.text() == "a bug; two lines", errors.text()
 
 if is_new and hasattr(trt, "Builder"):
-    from edge_server.plugins.tensorrt.builds import build_engine
+    from edge_server.plugins.tensorrt.builds import onnx_to_engine
     reports, cancelled = [], []
     class Config:
         pass
-    build_engine._add_progress_monitor(trt, Config, lambda *report: reports.append(report), lambda: bool(cancelled))
+    onnx_to_engine._add_progress_monitor(trt, Config, lambda *report: reports.append(report), lambda: bool(cancelled))
     monitor = Config.progress_monitor
     virtual(monitor, 4, None, TEXT, TEXT, NUMBER)(b"all", None, 4)
     step = virtual(monitor, 5, ctypes.c_bool, TEXT, NUMBER)

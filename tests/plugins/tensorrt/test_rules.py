@@ -14,7 +14,7 @@ from edge_server.backends.base import ModelFile
 from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, LoadError
-from edge_server.plugins.tensorrt.builds.build_engine import BuildProgress, lacks_memory
+from edge_server.plugins.tensorrt.builds.onnx_to_engine import BuildProgress, lacks_memory
 from edge_server.plugins.tensorrt.cuda_graphs import padded_size
 from edge_server.plugins.tensorrt.engine_options import engine_order, order_from_json, order_to_json
 from edge_server.plugins.tensorrt.engine_order import Range

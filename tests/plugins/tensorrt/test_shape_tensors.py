@@ -19,7 +19,7 @@ from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, InvalidRequest, LoadError
-from edge_server.plugins.tensorrt.builds.build_engine import BuildEnvironment, build_engine
+from edge_server.plugins.tensorrt.builds.onnx_to_engine import BuildEnvironment, build_engine
 from edge_server.plugins.tensorrt.engine_options import engine_order
 from edge_server.plugins.tensorrt.engine_order import Range
 from edge_server.plugins.tensorrt.library_adapter import load_library

@@ -14,7 +14,12 @@ from typing import Any
 import pytest
 
 from edge_server.backends.base import ModelFile
-from edge_server.plugins.tensorrt.builds.build_engine import BuildCancelled, BuildEnvironment, BuildFault, build_engine
+from edge_server.plugins.tensorrt.builds.onnx_to_engine import (
+    BuildCancelled,
+    BuildEnvironment,
+    BuildFault,
+    build_engine,
+)
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
 from edge_server.plugins.tensorrt.library_adapter import TensorRTLibrary, load_library
 

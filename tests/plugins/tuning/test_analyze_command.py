@@ -24,7 +24,7 @@ from edge_server.plugins.tuning import analyze
 from edge_server.plugins.tuning.clients.client_interface import Unreachable
 from edge_server.plugins.tuning.load import server_trials
 from edge_server.plugins.tuning.load.configuration_search import Search, SearchLimits, TrialOutcome
-from edge_server.plugins.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow
+from edge_server.plugins.tuning.load.measurement_results import Answer, MeasuredPoint, MeasurementWindow
 from edge_server.plugins.tuning.load.model_config_candidates import ServerCandidate
 from edge_server.plugins.tuning.load.server_trials import ModelFolder
 from edge_server.plugins.tuning.result_files import write_variant

@@ -23,9 +23,9 @@ from edge_server.plugins.tuning.clients.client_interface import (
 )
 from edge_server.plugins.tuning.clients.http_client import HttpWriter
 from edge_server.plugins.tuning.load.input_data import InputChoice, make_inputs
-from edge_server.plugins.tuning.load.measurement import Measurement, MeasurementTimes, ServerProbes
+from edge_server.plugins.tuning.load.measure_until_stable import Measurement, MeasurementTimes, ServerProbes
+from edge_server.plugins.tuning.load.measurement_results import Answer, MeasuredPoint, MeasurementWindow, doubts
 from edge_server.plugins.tuning.load.measurement_session import LoadSession
-from edge_server.plugins.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow, doubts
 from edge_server.plugins.tuning.load.process_usage import Usage, usage_of
 from edge_server.plugins.tuning.load.shared_memory import in_shared_memory
 

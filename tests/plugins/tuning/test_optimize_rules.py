@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_server.backends.isolation.tensor_files import load_tensors, save_tensors
+from edge_server.backends.isolation.npz_tensor_files import load_tensors, save_tensors
 from edge_server.cli.console import Progress, format_remaining
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.output_difference import OutputDifference

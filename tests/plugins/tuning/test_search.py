@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.plugins.tuning.load.configuration_search import Search, SearchLimits, TrialOutcome, rank_trial
-from edge_server.plugins.tuning.load.measurement_windows import Answer, MeasuredPoint, MeasurementWindow
+from edge_server.plugins.tuning.load.measurement_results import Answer, MeasuredPoint, MeasurementWindow
 from edge_server.plugins.tuning.load.model_config_candidates import (
     SearchSpace,
     ServerCandidate,

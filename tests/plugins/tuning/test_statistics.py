@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.tuning.clients.client_interface import ServerCounts
 from edge_server.plugins.tuning.load.load_generator import constant, poisson
-from edge_server.plugins.tuning.load.measurement_windows import (
+from edge_server.plugins.tuning.load.measurement_results import (
     Answer,
     MeasuredPoint,
     MeasurementWindow,

@@ -12,7 +12,7 @@ import pytest
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.vision.image_plan import make_image_plan
-from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.plugins.vision.resize import Color
 
 pytestmark = pytest.mark.full

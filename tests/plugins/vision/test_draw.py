@@ -11,7 +11,7 @@ from PIL import Image
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.vision.draw import annotated, annotated_jpeg
-from edge_server.plugins.vision.perception import Overlay, Perception
+from edge_server.plugins.vision.perception_decoder import Overlay, Perception
 from edge_server.protocol.frame_messages import ClassScore, DenseMap, Detection, Keypoint, Mask, ObjectMask, RotatedBox
 
 GRAY = 90

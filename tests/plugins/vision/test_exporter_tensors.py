@@ -18,8 +18,8 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec, Recogn
 from edge_server.core.tensor import DType
 from edge_server.plugins.vision.image_parameters import read_declaration
 from edge_server.plugins.vision.image_plan import make_image_plan
+from edge_server.plugins.vision.layout_recognition import recognise
 from edge_server.plugins.vision.layout_search import candidates
-from edge_server.plugins.vision.recognition import recognise
 from edge_server.plugins.vision.resize import Interpolation
 from edge_server.protocol.frame_messages import Frame, FrameHeader
 

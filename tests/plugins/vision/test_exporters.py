@@ -17,9 +17,9 @@ from edge_server.core.tensor import DType
 from edge_server.plugins.vision.exporters.exported_metadata import UnfitMetadataError
 from edge_server.plugins.vision.exporters.simple_yaml import parse_yaml
 from edge_server.plugins.vision.image_plan import make_image_plan
-from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.plugins.vision.layout_recognition import recognise
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.plugins.vision.plugin import METADATA_KEYS
-from edge_server.plugins.vision.recognition import recognise
 
 NAMES = ("person", "cup", "it's \u00e9")
 CONFIG = {

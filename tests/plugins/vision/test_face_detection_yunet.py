@@ -14,7 +14,7 @@ import pytest
 
 from edge_server.core.model_spec import ModelSpec
 from edge_server.plugins.vision.image_plan import ImagePlan, make_image_plan
-from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import PerceptionDecoder, make_perception_decoder
 from edge_server.plugins.vision.resize import Color, FittedPicture
 from edge_server.protocol.frame_messages import Detection
 

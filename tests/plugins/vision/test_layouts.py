@@ -17,7 +17,7 @@ from edge_server.core.tensor import DType, Tensor
 from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.layout_search import LayoutMatch, candidates
 from edge_server.plugins.vision.layouts import LAYOUTS, match_shapes
-from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.plugins.vision.plugin import TENSOR_NAMES
 from edge_server.protocol.frame_messages import Detection, Returns
 

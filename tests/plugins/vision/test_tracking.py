@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge_server.errors import BadModelConfig
-from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.plugins.vision.tracking import LOST_S, MAX_BOXES, MIN_IOU, ByteTracker, assign, intersection_over_union
 
 SCENES = dict(np.load(Path(__file__).parents[2] / "data" / "tracks.npz"))

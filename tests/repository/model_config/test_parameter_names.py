@@ -18,7 +18,7 @@ from edge_server.repository.model_config.parameter_names import find_misspelt, r
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 
 PACKAGE = Path(edge_server.__file__).parent
-READERS = ["backends", "serving", "repository", "core/priority.py"]
+READERS = ["backends", "serving", "repository", "core/priority_class.py"]
 READERS += [f"plugins/{name}" for name in ("language", "python_models", "runtimes", "speech", "tensorrt", "vision")]
 OTHER = {"parameters", "arguments", "string_value", "device", "openvino", "bf16", "fp32", "false", "true"}
 OTHER |= {"none", "auto", "normal", "serve", "isolated", "max_tokens_per_doc", "text.format.schema"}

@@ -11,7 +11,7 @@ from edge_server.core.gpu_fault import GpuFault, classify_gpu_fault, find_gpu_nu
 from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelFile
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion, Resolved
 from edge_server.errors import BackendError, LoadError, NotReady, OutOfMemory, SessionLost
-from edge_server.serving.execution.gpu_loss_and_memory import Gpus, gpus_of
+from edge_server.serving.execution.gpu_state import Gpus, gpus_of
 from tests.kit.eventually import eventually
 
 ORT_STICKY = (

@@ -13,7 +13,7 @@ from edge_server.core.model_spec import InstanceGroup, InstanceKind, ModelFile, 
 from edge_server.core.status_reports import VersionReport
 from edge_server.core.version_lifecycle import DesiredModel, DesiredVersion, Resolved, VersionSnapshot, VersionState
 from edge_server.errors import LoadError, OutOfMemory
-from edge_server.serving.execution.gpu_loss_and_memory import Gpus
+from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
 from edge_server.serving.lifecycle.model_table import Load, ModelTable, PublishEvents, Unload
 from edge_server.serving.timer import Alarm

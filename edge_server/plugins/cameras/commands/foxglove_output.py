@@ -74,7 +74,7 @@ class FoxgloveOutput:
             stamp = self._stamp(result.header)
             shapes = [self._shape(_box_corners(found), stamp, thickness=2.0) for found in result.detections]
             if not outlines:
-                from edge_server.plugins.vision.outputs.object_masks import outline_polygons
+                from edge_server.plugins.vision.outputs.instance_masks import outline_polygons
 
                 outlines = [outline_polygons(found.mask) for found in result.detections if found.mask is not None]
             for polygons in outlines:

@@ -22,7 +22,7 @@ from edge_server.cli.options import (
     read_grpc_tls,
 )
 from edge_server.client import Delivery, Returns
-from edge_server.client.endpoint import ServerEndpoint
+from edge_server.client.server_connection import ServerEndpoint
 from edge_server.errors import EdgeServerError
 from edge_server.plugins.cameras.commands.annotated_output import WritingThread, open_writer
 from edge_server.plugins.cameras.commands.foxglove_output import DEFAULT_ADDRESS, FoxgloveOutput

@@ -1,5 +1,5 @@
-"""Run of `edge-server stream`: connects the source with the streams to the server, shows the display, and prints the
-summary."""
+"""Main loop of `edge-server stream`: starts the thread that feeds the server's streams, draws the figures, and prints a
+summary at the end."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.core.model_spec import InputSpec, ModelSpec
-from edge_server.core.priority import PriorityClass
+from edge_server.core.priority_class import PriorityClass
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.plugins.cameras.questions.question import QuestionEntry
 from edge_server.plugins.vision.draw import annotated_jpeg
-from edge_server.plugins.vision.perception import Perception
+from edge_server.plugins.vision.perception_decoder import Perception
 from edge_server.protocol.frame_messages import Detection
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from edge_server.config.setting import nearest
-from edge_server.plugins.cameras.named_tables import (
+from edge_server.plugins.cameras.sources_file_tables import (
     count_up_to,
     number_up_to,
     parse_labels,

@@ -1,5 +1,5 @@
-"""Set of the questions of all cameras: keeps the newest question of each rule, asks them one after the other, and
-passes on the answers."""
+"""Scheduler of the questions to vision-language models about pictures of cameras: keeps the newest of each rule, asks
+each model one at a time, passes the answers on."""
 
 from __future__ import annotations
 

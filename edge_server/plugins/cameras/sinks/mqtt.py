@@ -253,7 +253,7 @@ class MqttBroker(Sink):
     ) -> bytes:
         """Return the JPEG of a frame with boxes. Raises SinkError."""
         from edge_server.plugins.vision.draw import annotated_jpeg  # needs what draws, which others do without
-        from edge_server.plugins.vision.perception import Perception
+        from edge_server.plugins.vision.perception_decoder import Perception
 
         try:
             return annotated_jpeg(picture(), Perception((), detections), max_side=MAX_PICTURE_SIDE)

@@ -111,7 +111,7 @@ def _detection_as_json(item: Detection) -> dict[str, Any]:
     if item.text:
         fields |= {"text": item.text, "text_score": _number(item.text_score)}
     if item.mask is not None:
-        from edge_server.plugins.vision.outputs.object_masks import outline_polygons
+        from edge_server.plugins.vision.outputs.instance_masks import outline_polygons
 
         fields["polygons"] = outline_polygons(item.mask)
     return fields

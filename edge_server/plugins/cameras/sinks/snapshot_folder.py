@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.cameras.sinks.sink_interface import Sink, SinkError, SinkMessage, write_failure_reason
 from edge_server.plugins.vision.draw import annotated_jpeg
-from edge_server.plugins.vision.perception import Perception
+from edge_server.plugins.vision.perception_decoder import Perception
 from edge_server.protocol.frame_messages import Detection, FrameResult
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from edge_server.plugins.cameras.streams.frame_counters import ModelTotals, Rate
 from edge_server.plugins.cameras.streams.frame_mailbox import FrameLimits, FrameTally, Mailbox, RunEstimate
 from edge_server.plugins.cameras.streams.stream_settings import StreamSettings
 from edge_server.plugins.cameras.streams.stream_view import StreamView
-from edge_server.plugins.vision.perception import PerceptionDecoder
+from edge_server.plugins.vision.perception_decoder import PerceptionDecoder
 from edge_server.plugins.vision.tracking import ByteTracker
 from edge_server.protocol.frame_messages import (
     Credit,
@@ -35,7 +35,7 @@ from edge_server.protocol.frame_messages import (
 )
 
 if TYPE_CHECKING:
-    from edge_server.plugins.cameras.streams.model_plan import OutputPlan
+    from edge_server.plugins.cameras.streams.model_inputs_and_outputs import OutputPlan
     from edge_server.plugins.cameras.zones.zone_monitor import ZoneMonitor
 
 _MAX_NOTICES = 64

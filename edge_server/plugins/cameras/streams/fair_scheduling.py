@@ -1,5 +1,5 @@
-"""Fair choice between camera streams that share a model: higher priority first, or more often, and turns by weight
-within one priority.
+"""Fair scheduler of the camera streams that share a model: by strict or weighted priority, and by weight within one
+priority.
 
 The algorithm is start-time fair queueing. Each turn advances its stream by 1 / weight in virtual time. A stream that
 was idle continues at the current virtual time: idle time neither saves nor loses turns. Priorities with a weight take

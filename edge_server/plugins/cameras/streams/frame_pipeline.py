@@ -30,7 +30,7 @@ from edge_server.errors import (
     UnknownModel,
 )
 from edge_server.plugins.cameras.streams.camera_stream import FrameInFlight
-from edge_server.plugins.cameras.streams.model_plan import (
+from edge_server.plugins.cameras.streams.model_inputs_and_outputs import (
     Array,
     InputPlan,
     OutputPlan,
@@ -352,7 +352,7 @@ class FramePipeline:
 
         `tracked` are the detections of the result, which may have numbers of tracks; empty if it has none.
         """
-        from edge_server.plugins.vision.perception import Perception
+        from edge_server.plugins.vision.perception_decoder import Perception
 
         assert one.view is not None
         assert one.picture is not None
@@ -372,7 +372,7 @@ class FramePipeline:
 
     def _drawn(self, picture: Picture, result: FrameResult, returns: Returns) -> bytes:
         from edge_server.plugins.vision.draw import annotated_jpeg
-        from edge_server.plugins.vision.perception import Perception
+        from edge_server.plugins.vision.perception_decoder import Perception
 
         seen = Perception(result.classes, result.detections, result.mask, dense_map=result.dense_map)
         return annotated_jpeg(picture.bgr(), seen, returns.jpeg_quality)

@@ -10,7 +10,7 @@ from edge_server.plugins.cameras.streams.camera_stream import CameraStream, Fram
 from edge_server.plugins.cameras.streams.fair_scheduling import FairChoice
 from edge_server.plugins.cameras.streams.frame_mailbox import RunEstimate
 from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
-from edge_server.plugins.cameras.streams.model_plan import InputPlan
+from edge_server.plugins.cameras.streams.model_inputs_and_outputs import InputPlan
 from edge_server.protocol.frame_messages import DropReason
 from edge_server.serving.execution.admission_control import AdmissionControl
 

@@ -13,7 +13,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.errors import BadModelConfig, InvalidRequest, Unsupported
 from edge_server.plugins.cameras.streams.frame_mailbox import NORMAL_PRIORITY
 from edge_server.plugins.vision.image_plan import ImagePlan, required_image_plan
-from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Delivery, Returns, StreamRequest
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from edge_server.protocol.frame_messages import Buffer, FrameHeader
 
 if TYPE_CHECKING:
-    from edge_server.plugins.vision.perception import Perception
+    from edge_server.plugins.vision.perception_decoder import Perception
     from edge_server.plugins.vision.picture import Picture
 
 MAX_PICTURES_PER_S = 5
@@ -82,7 +82,7 @@ class StreamView:
 
     def _encoded(self, *, is_drawn: bool) -> tuple[ViewedFrame, Buffer] | None:
         from edge_server.plugins.vision.draw import annotated_jpeg
-        from edge_server.plugins.vision.perception import Perception
+        from edge_server.plugins.vision.perception_decoder import Perception
 
         with self._encoding:
             with self._lock:

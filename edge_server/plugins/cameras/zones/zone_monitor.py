@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.plugins.cameras.named_tables import MAX_CLASSES
+from edge_server.plugins.cameras.sources_file_tables import MAX_CLASSES
 from edge_server.plugins.cameras.zones.zone_geometry import Polygons, Polylines
 from edge_server.plugins.cameras.zones.zone_settings import LineEntry, ZoneEntry
-from edge_server.plugins.vision.perception import Overlay
+from edge_server.plugins.vision.perception_decoder import Overlay
 from edge_server.protocol.frame_messages import (
     LINE_CROSSED,
     ZONE_ENTERED,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import ClassVar, TypeAlias
 
-from edge_server.plugins.cameras.named_tables import (
+from edge_server.plugins.cameras.sources_file_tables import (
     count_up_to,
     number_up_to,
     parse_labels,

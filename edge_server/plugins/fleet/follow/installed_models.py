@@ -1,5 +1,5 @@
-"""What a follower has put into a model repository: prepares a model's files, exchanges them for the running ones in a
-few renames, and puts the earlier ones back.
+"""Models that a follower installed in a model repository: stages the files of a release, swaps them in by renames, and
+restores the ones before.
 
 .follow/metadata/       what TUF trusts
 .follow/parts/          downloads, by SHA-256

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_server.backends.isolation.tensor_files import Tensors, load_tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors, load_tensors
 from edge_server.core.output_difference import describe_difference
 from edge_server.errors import EdgeServerError, ServingFault
 from edge_server.plugins.fleet.release import SAMPLE_NAME, Release

@@ -1,5 +1,5 @@
-"""State of all boxes for the page: the last answer of each, since when it is as it is, and what changed since the page
-asked last."""
+"""State of all boxes for the fleet's page: the last report and health of each, the time of its last change, and
+revisions for updates in parts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from edge_server.plugins.fleet.page.box_record import BadReport, BoxRecord, assess, read_record
+from edge_server.plugins.fleet.page.box_problems import assess
+from edge_server.plugins.fleet.page.box_record import BadReport, BoxRecord, read_record
 from edge_server.plugins.fleet.release import release_name
 from edge_server.plugins.fleet.reports.box_report import BoxReport
-from edge_server.plugins.fleet.reports.served_versions import (
+from edge_server.plugins.fleet.reports.version_differences import (
     PROGRAM,
     find_differences,
     find_unknown,

@@ -1,4 +1,5 @@
-"""`edge-server publish FOLDER REPOSITORY`: sign the models of a folder as releases for the boxes that follow."""
+"""Command `edge-server publish FOLDER REPOSITORY`: signs the models of a folder as releases, which the boxes of a fleet
+install from the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writer of one publisher's releases into a signed repository: copies files, and lists them for its metadata.
+"""Writer of a publisher's releases into a signed repository: copies the model files, and lists each release in the
+publisher's TUF metadata.
 
 REPOSITORY/metadata/   see `repository_metadata.py`
 REPOSITORY/targets/    MODEL/HASH.NUMBER.json, and MODEL/HASH.HASH for each file of a model

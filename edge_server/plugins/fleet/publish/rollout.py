@@ -1,4 +1,4 @@
-"""Rollout of a release through its waves: how far it has come by the reports of the boxes, and the next step."""
+"""Staged rollout of a release in waves: its progress by the reports of the boxes, and its next step."""
 
 from __future__ import annotations
 

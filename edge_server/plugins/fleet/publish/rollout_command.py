@@ -1,4 +1,5 @@
-"""`edge-server fleet rollout ACTION`: lead releases through their waves, by what the boxes say."""
+"""Command `edge-server fleet rollout ACTION`: shows the staged rollouts of a signed repository, continues, stops or
+rolls back one."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from edge_server.cli.console import render, wrap
 from edge_server.core.exit_code import ExitCode
 from edge_server.plugins.fleet.reports.box_options import add_box_options, open_boxes
 from edge_server.plugins.fleet.reports.box_report import BoxReport, find_release_failures
-from edge_server.plugins.fleet.reports.served_versions import (
+from edge_server.plugins.fleet.reports.version_differences import (
     find_differences,
     find_other_runtimes,
     find_unknown,

@@ -1,4 +1,5 @@
-"""Reader of what a model's files state for a generation: the tokens that end a text, and the defaults of sampling.
+"""Reader of a language model's defaults for generation, end tokens and sampling, from generation_config.json or GGUF
+metadata.
 
 They are stated by `generation_config.json`, whose format is Hugging Face's
 (https://huggingface.co/docs/transformers/main_classes/text_generation), and by the metadata `general.sampling.*` of a
@@ -15,7 +16,7 @@ from typing import Any
 
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.language.engines.model_size import BadModelFile, read_gguf_metadata
-from edge_server.plugins.language.engines.sampling_parameters import DEFAULT_SAMPLING, read_sampling
+from edge_server.plugins.language.engines.sampling_parser import DEFAULT_SAMPLING, read_sampling
 from edge_server.plugins.language.engines.token_engine import Sampling
 
 FILE = "generation_config.json"

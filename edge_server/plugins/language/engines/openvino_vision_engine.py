@@ -1,4 +1,4 @@
-"""Token engine on OpenVINO GenAI for the export of a vision-language model. It reads the pictures and the prompts.
+"""Engine for vision-language models on OpenVINO GenAI, which gets prompts as text and pictures as pixels.
 
 The pipeline makes embeddings of a prompt's text and pictures, so it takes prompts as text alone. It knows a picture's
 place by a tag (https://openvinotoolkit.github.io/openvino.genai, "Use image or video tags in prompt"). Checked against

@@ -1,4 +1,5 @@
-"""Pictures of a request to a vision-language model: bounds, checked before anything is decoded, and decoder."""
+"""Checks and decoder of the pictures in a request to a vision-language model: number, bytes and pixels are bounded
+before anything is decoded."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from edge_server.errors import BadSchema, ConstraintFailed, EdgeServerError, ErrorCode, NotFound
-from edge_server.frontends.v2.json_parser import to_json
+from edge_server.frontends.json_codec import to_json
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
 from edge_server.plugins.language.openai.completion_response import (
     CompletionChoice,

@@ -1,4 +1,4 @@
-"""Bounded store of responses, in memory: for calls that continue one, and for clients that read one again."""
+"""Bounded in-memory store for OpenAI's Responses API: responses by id, and conversations for `previous_response_id`."""
 
 from __future__ import annotations
 

@@ -13,13 +13,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from edge_server.plugins.language.text.incremental_detokenizer import overlap
 from edge_server.plugins.language.text.reasoning import ReasoningParser
-from edge_server.plugins.language.text.tool_calls import (
-    ObjectScanner,
-    ToolCallDelta,
-    ToolCallParser,
-    Tools,
-    first_delta,
-)
+from edge_server.plugins.language.text.requested_tools import Tools
+from edge_server.plugins.language.text.tool_calls import ObjectScanner, ToolCallDelta, ToolCallParser, first_delta
 
 _MESSAGE = "<|message|>"
 _STARTS = ("<|start|>", "<|channel|>")

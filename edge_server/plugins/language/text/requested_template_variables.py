@@ -1,5 +1,5 @@
-"""Variables of the chat template that a request sets, such as `enable_thinking`: their check, and prompts that end
-within the last message.
+"""Variables of the chat template that a request sets, such as `enable_thinking`: checks them, and renders prompts, also
+one that continues the last message.
 
 They are the member `chat_template_kwargs` of vLLM's and llama.cpp's API. A variable that the template does not have
 would change nothing, so it is an error.

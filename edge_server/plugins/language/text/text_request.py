@@ -14,9 +14,9 @@ from typing import Any
 from edge_server.core.json_tensor import JsonTensor
 from edge_server.core.request_response import Request
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.language.engines.sampling_parameters import DEFAULT_SAMPLING, parse_json_object, read_sampling
+from edge_server.plugins.language.engines.sampling_parser import DEFAULT_SAMPLING, parse_json_object, read_sampling
 from edge_server.plugins.language.engines.token_engine import NO_VARIABLES, ChatMessage, Sampling
-from edge_server.plugins.language.text.tool_calls import Tools, read_tools
+from edge_server.plugins.language.text.requested_tools import Tools, read_tools
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Bound on the memory that the messages of all robots hold together: while they are received, wait and are used, with
-the values and copies that are made of them.
+"""Memory budget that the messages of all robots share, from receipt to release: a message that would exceed it waits or
+is refused.
 
 Half of it is for small messages: each message may always hold `small_bytes`, so a robot that sends little is never
 harmed by one that sends much. The other half is for what messages hold beyond that. If it is full, a message waits

@@ -40,7 +40,7 @@ from edge_server.plugins.remote.pull.model_installation import (
 from edge_server.plugins.remote.pull.oci_model import MODEL_FILES
 from edge_server.plugins.remote.pull.oci_registry import OciReference, OciRegistry, parse_reference
 from edge_server.plugins.remote.pull.resumable_download import DownloadClient
-from edge_server.repository.choice.backend_choice import describe_code
+from edge_server.repository.choice.model_formats import describe_code
 from edge_server.repository.disk.free_space import DiskFull
 
 _MAX_INDEX_BYTES = 1 << 20

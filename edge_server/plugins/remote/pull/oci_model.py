@@ -1,4 +1,4 @@
-"""Model folder from the layers of an OCI manifest: artifacts of ORAS and of CNCF ModelPack, models of Docker, and
+"""Builder of a model folder from the layers of an OCI manifest: artifacts of ORAS and CNCF ModelPack, models of Docker,
 KServe's modelcar images.
 
 A layer is a file or a tar file. Its annotation org.opencontainers.image.title (ORAS) or org.cncf.model.filepath

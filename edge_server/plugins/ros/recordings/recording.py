@@ -1,4 +1,5 @@
-"""Recording of ROS, read without ROS: images of rosbag2 (MCAP or SQLite) and of ROS 1 bags, in the order of time."""
+"""Reader of the images in ROS recordings, without ROS: rosbag2 (MCAP or SQLite) and bags of ROS 1, in the order of
+time."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import secrets
 import threading
 from pathlib import Path
 
-from edge_server.client.endpoint import ServerEndpoint
+from edge_server.client.server_connection import ServerEndpoint
 from edge_server.protocol.frame_messages import Frame, RegionSlice
 
 MAX_BYTES = 128 << 20

@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_server.backends.cuda.cuda_driver import CudaDevice
 from edge_server.backends.isolation.json_child_process import JsonProcess, ReceiveTimeout
-from edge_server.plugins.tensorrt.builds.build_engine import PLAN
+from edge_server.plugins.tensorrt.builds.onnx_to_engine import PLAN
 from edge_server.plugins.tensorrt.engine_options import order_to_json
 from edge_server.plugins.tensorrt.engine_order import EngineOrder
 

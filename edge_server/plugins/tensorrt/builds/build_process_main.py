@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from edge_server.backends.cuda.cuda_driver import CudaFault
-from edge_server.backends.isolation.tensor_files import load_tensors
+from edge_server.backends.isolation.npz_tensor_files import load_tensors
 from edge_server.backends.runtime_errors import message_line
 from edge_server.errors import EdgeServerError
-from edge_server.plugins.tensorrt.builds.build_engine import (
+from edge_server.plugins.tensorrt.builds.onnx_to_engine import (
     BuildCancelled,
     BuildEnvironment,
     BuildFault,

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_server.backends.base import Array
 from edge_server.backends.cuda import cuda_driver
-from edge_server.backends.isolation.tensor_files import Tensors, save_tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors, save_tensors
 from edge_server.core.model_spec import ModelSpec, WarmupInput, WarmupSample
 from edge_server.core.request_response import Request, Response, ResponseSink
 from edge_server.core.shape_tensors import batched_shape_inputs, batched_shape_outputs, prepend_batch_size
@@ -83,7 +83,7 @@ class EngineBuilder:
     def make(self, build: Build) -> None:
         """Build, verify, store and activate one engine, for which this process has the claim.
 
-        Raises CacheFault, EdgeServerError, OSError.
+        Raises EngineCacheFault, EdgeServerError, OSError.
         """
         entry = self._cache.find(build.key)
         if entry is not None:

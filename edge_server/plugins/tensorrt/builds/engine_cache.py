@@ -30,8 +30,8 @@ from pathlib import Path
 from types import TracebackType
 
 from edge_server.file_stamp import FileStamp, file_stamp
-from edge_server.plugins.tensorrt.builds.build_engine import PLAN
 from edge_server.plugins.tensorrt.builds.engine_key import EngineKey, describe_differences
+from edge_server.plugins.tensorrt.builds.onnx_to_engine import PLAN
 from edge_server.repository.disk.replace_file import replace_file
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class EngineCache:
         self._sound: dict[str, FileStamp] = {}
 
     def open(self) -> None:
-        """Make the folder, and delete what a crash left. Raises CacheFault."""
+        """Make the folder, and delete what a crash left. Raises EngineCacheFault."""
         try:
             for name in ("engines", "work", "timing"):
                 (self._folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class EngineCache:
 
     def claim(self, key: EngineKey) -> BuildLock | None:
         """Return the right to build an engine, None while another process has it. Call `find` again when it is granted:
-        the other may have built it meanwhile. Raises CacheFault."""
+        the other may have built it meanwhile. Raises EngineCacheFault."""
         path = self._lock_file(key.digest)
         try:
             # The cache may have been deleted by hand.
@@ -144,7 +144,7 @@ class EngineCache:
         return describe_differences(nearest)
 
     def work_folder(self, key: EngineKey) -> Path:
-        """Return the folder in which the engine is built; needs the claim. Raises CacheFault."""
+        """Return the folder in which the engine is built; needs the claim. Raises EngineCacheFault."""
         folder = self._folder / "work" / key.digest
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -165,11 +165,11 @@ class EngineCache:
         return facts if is_whole else None
 
     def note_built(self, key: EngineKey, facts: Mapping[str, object]) -> None:
-        """Record that the plan in the work folder is complete. Raises CacheFault."""
+        """Record that the plan in the work folder is complete. Raises EngineCacheFault."""
         self._write(self._folder / "work" / key.digest / BUILD_FACTS, {**facts, "key": dict(key.fields)})
 
     def commit(self, key: EngineKey, facts: Mapping[str, object]) -> CachedEngine:
-        """Move a verified engine into its place; needs the claim. Raises CacheFault."""
+        """Move a verified engine into its place; needs the claim. Raises EngineCacheFault."""
         work, place = self._folder / "work" / key.digest, self._folder / "engines" / key.digest
         self._write(work / ENGINE_FACTS, {**facts, "key": dict(key.fields)})
         (work / BUILD_FACTS).unlink(missing_ok=True)

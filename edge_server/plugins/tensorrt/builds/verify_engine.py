@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_server.backends.base import SessionInfo
 from edge_server.backends.cuda import cuda_driver
-from edge_server.backends.isolation.tensor_files import Tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors
 from edge_server.core.output_difference import compare_outputs, describe_difference
 from edge_server.core.tensor import DType
 from edge_server.plugins.tensorrt.engine_order import EngineOrder

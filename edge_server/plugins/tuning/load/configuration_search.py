@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
+from edge_server.plugins.tuning.load.measurement_results import MeasuredPoint
 from edge_server.plugins.tuning.load.model_config_candidates import ServerCandidate
 
 FINALIST_COUNT = 3

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_server.client import Frame, FrameHeader, FrameStream
 from edge_server.errors import EdgeServerError
-from edge_server.plugins.tuning.load.measurement_windows import Answer
+from edge_server.plugins.tuning.load.measurement_results import Answer
 from edge_server.protocol.frame_messages import Buffer
 
 IMAGE_COUNT = 4

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from edge_server.plugins.tuning.clients.client_interface import TextTimes
 from edge_server.plugins.tuning.clients.connection import ConnectionLoop, LoadWorker
-from edge_server.plugins.tuning.load.measurement_windows import Answer
+from edge_server.plugins.tuning.load.measurement_results import Answer
 
 _FAILURE_PAUSE_S = 0.02
 """Pause after a failure, so that a server which refuses at once does not get 10,000 requests per second."""

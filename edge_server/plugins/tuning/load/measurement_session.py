@@ -39,8 +39,13 @@ from edge_server.plugins.tuning.clients.grpc_connection import GrpcLoadConnectio
 from edge_server.plugins.tuning.clients.http_client import HttpControl, HttpWriter, read_process_metrics, split_url
 from edge_server.plugins.tuning.clients.http_connection import HttpLoadConnection
 from edge_server.plugins.tuning.load.load_generator import RequestLoad, constant, poisson
-from edge_server.plugins.tuning.load.measurement import Measurement, MeasurementTimes, RunningLoad, ServerProbes
-from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint, MeasurementWindow
+from edge_server.plugins.tuning.load.measure_until_stable import (
+    Measurement,
+    MeasurementTimes,
+    RunningLoad,
+    ServerProbes,
+)
+from edge_server.plugins.tuning.load.measurement_results import MeasuredPoint, MeasurementWindow
 from edge_server.plugins.tuning.load.process_usage import Usage, is_local, listener_of, usage_of
 from edge_server.plugins.tuning.load.shared_memory import in_bodies, in_shared_memory
 

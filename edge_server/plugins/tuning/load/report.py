@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from edge_server.plugins.tuning.load.measurement_windows import (
+from edge_server.plugins.tuning.load.measurement_results import (
     PERCENTILES,
     MeasuredPoint,
     ServerTimeSplit,

@@ -29,9 +29,9 @@ from edge_server.plugins.tuning.clients.grpc_client import GrpcControl, raw_outp
 from edge_server.plugins.tuning.clients.http_client import HttpControl
 from edge_server.plugins.tuning.load.configuration_search import TrialOutcome
 from edge_server.plugins.tuning.load.input_data import InputChoice, make_inputs
-from edge_server.plugins.tuning.load.measurement import MeasurementTimes
+from edge_server.plugins.tuning.load.measure_until_stable import MeasurementTimes
+from edge_server.plugins.tuning.load.measurement_results import MeasuredPoint
 from edge_server.plugins.tuning.load.measurement_session import LoadSession, MeasuredServer
-from edge_server.plugins.tuning.load.measurement_windows import MeasuredPoint
 from edge_server.plugins.tuning.load.model_config_candidates import ServerCandidate, apply_candidate
 from edge_server.protocol.raw_tensors import tensor_from_raw
 from edge_server.repository.disk.safe_paths import check_relative, find_inside

@@ -1,4 +1,4 @@
-"""Parser of the metadata of TFLite Support and MediaPipe in a TFLite file, as `repository.tflite_metadata` reads them.
+"""Parser of the metadata of TFLite Support and MediaPipe in a TFLite file, as `backends.tflite_metadata` reads them.
 
 As their Task Library, it stretches a picture to the input, and passes bytes unchanged to an input of bytes.
 """

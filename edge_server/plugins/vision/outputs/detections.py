@@ -20,7 +20,7 @@ from edge_server.plugins.vision.outputs.box_candidates import (
 )
 from edge_server.plugins.vision.outputs.detr_ppyoloe_nanodet import ClassScoreRows, Detr, DistributionGrid
 from edge_server.plugins.vision.outputs.faces import BlazeFace, YuNet, yunet_names
-from edge_server.plugins.vision.outputs.object_masks import ObjectMaskDecoder
+from edge_server.plugins.vision.outputs.instance_masks import ObjectMaskDecoder
 from edge_server.plugins.vision.outputs.output_parameters import (
     USUAL_COLUMNS,
     Column,

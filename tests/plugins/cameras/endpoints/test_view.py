@@ -18,7 +18,7 @@ from edge_server.errors import NotFound, Throttled
 from edge_server.frontends.http import access_check
 from edge_server.plugins.cameras.endpoints import view_endpoints
 from edge_server.plugins.cameras.streams.stream_view import StreamView, ViewedFrame
-from edge_server.plugins.vision.perception import Perception
+from edge_server.plugins.vision.perception_decoder import Perception
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color
 from edge_server.protocol.frame_messages import Detection, FrameHeader

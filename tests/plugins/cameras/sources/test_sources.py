@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_server.plugins.cameras.source_and_sink_settings import SourceEntry
-from edge_server.plugins.cameras.sources import video as video_module
+from edge_server.plugins.cameras.sources import local_camera
 from edge_server.plugins.cameras.sources.frame_encoding import picture_pixels
 from edge_server.plugins.cameras.sources.source_choice import open_source
 from edge_server.plugins.cameras.sources.source_interface import Source, SourceError
@@ -234,7 +234,7 @@ def test_the_driver_of_a_camera_is_asked_for_rate_size_and_no_old_pictures(monke
         set = asked.__setitem__
 
     monkeypatch.setattr(cv2, "VideoCapture", Driver)
-    camera = video_module.VideoCamera(Path("/dev/null"), 20.0, (800, 600))
+    camera = local_camera.VideoCamera(Path("/dev/null"), 20.0, (800, 600))
     assert asked == {
         -1: cv2.CAP_V4L2, cv2.CAP_PROP_FRAME_WIDTH: 800, cv2.CAP_PROP_FRAME_HEIGHT: 600, cv2.CAP_PROP_FPS: 20.0,
         cv2.CAP_PROP_BUFFERSIZE: 1,

@@ -14,7 +14,7 @@ import pytest
 from edge_server.errors import NotFound, Throttled
 from edge_server.plugins.cameras.streams.stream_registry import MAX_VIEWERS
 from edge_server.plugins.cameras.streams.stream_view import MAX_PICTURES_PER_S, MAX_SIDE, StreamView, ViewedFrame
-from edge_server.plugins.vision.perception import Perception
+from edge_server.plugins.vision.perception_decoder import Perception
 from edge_server.plugins.vision.picture import Picture
 from edge_server.plugins.vision.resize import Color
 from edge_server.protocol.frame_messages import Detection, FrameHeader, RegionSlice

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.plugins.cameras.named_tables import MAX_CLASSES
+from edge_server.plugins.cameras.sources_file_tables import MAX_CLASSES
 from edge_server.plugins.cameras.zones.zone_monitor import ZoneMonitor
 from edge_server.plugins.cameras.zones.zone_settings import MAX_WINDOW, LineEntry, ZoneEntry
 from edge_server.protocol.frame_messages import Detection, LineCounts

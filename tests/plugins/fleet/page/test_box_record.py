@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from edge_server.cli.status import make_report
-from edge_server.plugins.fleet.page.box_record import MAX_MODELS, MAX_TEXT, BadReport, BoxRecord, assess, read_record
-from edge_server.plugins.fleet.reports.served_versions import served_versions
+from edge_server.plugins.fleet.page.box_problems import assess
+from edge_server.plugins.fleet.page.box_record import MAX_MODELS, MAX_TEXT, BadReport, BoxRecord, read_record
+from edge_server.plugins.fleet.reports.version_differences import served_versions
 from tests.plugins.fleet.page.stand_in_boxes import StandIn, followed
 
 

@@ -18,7 +18,7 @@ from edge_server.plugins.fleet.command import run
 from edge_server.plugins.fleet.reports import status_command
 from edge_server.plugins.fleet.reports.box_report import BoxReport
 from edge_server.plugins.fleet.reports.http_boxes import read_hosts
-from edge_server.plugins.fleet.reports.served_versions import (
+from edge_server.plugins.fleet.reports.version_differences import (
     find_differences,
     find_other_runtimes,
     find_unknown,

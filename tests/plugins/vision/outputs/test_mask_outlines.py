@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_server.plugins.vision.outputs.object_masks import MAX_OUTLINE_POINTS, MAX_OUTLINES, outline_polygons
+from edge_server.plugins.vision.outputs.instance_masks import MAX_OUTLINE_POINTS, MAX_OUTLINES, outline_polygons
 from edge_server.protocol.frame_messages import ObjectMask
 
 cv2 = pytest.importorskip("cv2")

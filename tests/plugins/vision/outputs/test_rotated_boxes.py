@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.plugins.vision.outputs.rotated_boxes import apply_rotated_nms, probabilistic_iou, regularize
-from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.protocol.frame_messages import Detection, Returns, RotatedBox
 
 RETURNS = Returns(has_detections=True)

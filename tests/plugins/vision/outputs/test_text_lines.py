@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.errors import BadModelConfig
 from edge_server.plugins.vision.outputs.text_lines import MAX_LINES
-from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Detection, Returns, RotatedBox
 
 cv2 = pytest.importorskip("cv2")

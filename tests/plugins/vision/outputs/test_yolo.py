@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.core.tensor import DType
-from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Returns
 
 WISH = Returns(has_detections=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge_server.plugins.tuning.clients.client_interface import RequestRefused, ServerCounts
-from edge_server.plugins.tuning.load.measurement_windows import (
+from edge_server.plugins.tuning.load.measurement_results import (
     STEADY_WINDOWS,
     Answer,
     MeasuredPoint,

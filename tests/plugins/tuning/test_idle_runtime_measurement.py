@@ -15,7 +15,7 @@ import pytest
 
 from edge_server.config import RepositoryConfig, ServerConfig
 from edge_server.core.model_spec import ModelFile
-from edge_server.plugins.tuning.background_measurement import BackgroundMeasurement
+from edge_server.plugins.tuning.idle_runtime_measurement import BackgroundMeasurement
 from edge_server.repository.choice.runtime_times import FILE_NAME, RuntimeTimes
 from edge_server.telemetry.event_bus import MODEL_READY, EventBus
 from tests.kit.child_processes import children_of

@@ -1,4 +1,5 @@
-"""Parser of sampling parameters, under the names of vLLM, and list of those of other servers that are refused.
+"""Parser of sampling parameters by vLLM's names: refuses those of vLLM, OpenAI, llama.cpp and other servers that are
+not supported.
 
 All wires refuse what constrains a text and is not supported, so that no answer looks as if it obeyed.
 """

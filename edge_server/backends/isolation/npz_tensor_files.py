@@ -1,5 +1,5 @@
-"""Reader and writer of the files by which this process and its child processes exchange tensors of a trial: .npz
-without pickles."""
+"""Reader and writer of .npz files, without pickles, in which trials and engine builds exchange named tensors with their
+child processes."""
 
 from __future__ import annotations
 

@@ -23,10 +23,14 @@ from edge_server.plugins.vision.outputs.classification import (
     make_class_decoder,
     make_implied_class_decoder,
 )
-from edge_server.plugins.vision.outputs.dense_maps import DenseMapDecoder, make_anomaly_decoder, make_depth_decoder
+from edge_server.plugins.vision.outputs.depth_and_anomaly_maps import (
+    DenseMapDecoder,
+    make_anomaly_decoder,
+    make_depth_decoder,
+)
 from edge_server.plugins.vision.outputs.detections import DetectionDecoder, make_detection_decoder
 from edge_server.plugins.vision.outputs.output_parameters import read_declaration
-from edge_server.plugins.vision.outputs.segmentation import MaskDecoder, make_mask_decoder
+from edge_server.plugins.vision.outputs.semantic_segmentation import MaskDecoder, make_mask_decoder
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import ClassScore, DenseMap, Detection, Mask, Returns
 from edge_server.record import record

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from edge_server.backends.isolation.tensor_files import Tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.output_difference import compare_arrays
 from edge_server.errors import BadModelConfig, InvalidRequest

@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.core.model_spec import ChatTemplate
 from edge_server.errors import BadModelConfig
-from edge_server.plugins.language.text.tokenizer_files import read_chat_template
+from edge_server.plugins.language.text.chat_template_reader import read_chat_template
 
 
 def write(folder: Path, config: object = None, template: str = "") -> Path:

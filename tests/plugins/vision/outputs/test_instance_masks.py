@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import BackendError, BadModelConfig
-from edge_server.plugins.vision.outputs.object_masks import MAX_MASKS
-from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
+from edge_server.plugins.vision.outputs.instance_masks import MAX_MASKS
+from edge_server.plugins.vision.perception_decoder import PerceptionDecoder, make_perception_decoder
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import Detection, Returns
 
@@ -120,7 +120,7 @@ def test_only_the_best_objects_have_masks(plan, make_fit, monkeypatch) -> None:
         return [one.mask is not None for one in decoder.decode(outputs, 0, fit, MASKS, model="net").detections]
 
     assert has_mask() == [True] * MAX_MASKS + [False]
-    monkeypatch.setattr("edge_server.plugins.vision.outputs.object_masks.MAX_PIXELS", 3 * 16)
+    monkeypatch.setattr("edge_server.plugins.vision.outputs.instance_masks.MAX_PIXELS", 3 * 16)
     assert has_mask() == [True] * 3 + [False] * (count - 3)
 
 

@@ -23,7 +23,7 @@ ever."""
 
 
 class Meter(Protocol):
-    """Reads a GPU's memory; see backends.cuda_device.CudaDevices."""
+    """Reads a GPU's memory; see backends.cuda.cuda_devices.CudaDevices."""
 
     def memory(self, device_id: int) -> tuple[int, int]:
         """Return the free and the total bytes. Raises OSError."""

@@ -1,4 +1,5 @@
-"""Measurement of the runtimes for each ONNX model whose configuration names none, while the server is idle.
+"""Measurement of ONNX Runtime and OpenVINO while the server is idle, for each ONNX model whose configuration names no
+backend.
 
 A file is measured once; its next load uses the result.
 """

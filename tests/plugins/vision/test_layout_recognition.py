@@ -17,9 +17,9 @@ from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
 from edge_server.plugins.vision.exporters.ultralytics import read_names, read_pair
 from edge_server.plugins.vision.image_plan import make_image_plan
-from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.plugins.vision.layout_recognition import recognise
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.plugins.vision.plugin import Vision
-from edge_server.plugins.vision.recognition import recognise
 from edge_server.plugins.vision.resize import FitMode
 
 METADATA = {"stride": "32", "task": "detect", "names": "{0: 'a', 1: 'b'}", "imgsz": "[320, 640]"}

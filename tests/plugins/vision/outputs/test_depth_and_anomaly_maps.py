@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
-from edge_server.plugins.vision.perception import Perception, make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import Perception, make_perception_decoder
 from edge_server.plugins.vision.resize import FittedPicture
 from edge_server.protocol.frame_messages import Returns
 

@@ -1,5 +1,4 @@
-"""Handlers of the HTTP API for operators, beyond Triton's: history of model versions, choice of the version to serve,
-activity."""
+"""Handlers of HTTP endpoints below /edge/v1 for model versions: history, rollback, and removal of a pin."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import parse_query
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
+from edge_server.frontends.json_codec import json_type
 from edge_server.frontends.v2 import control_responses
-from edge_server.frontends.v2.json_parser import json_type
 from edge_server.service import InferenceService
 
 _SCHEMAS = "edge_server.frontends.http.schemas"
 
 
-class OperatorEndpoints:
+class VersionEndpoints:
     """The handlers."""
 
     def __init__(self, service: InferenceService, access: AccessCheck) -> None:
@@ -34,7 +33,6 @@ class OperatorEndpoints:
         rollback = "Pin a model to a version; without one, to the version before"
         return (
             get("/edge/v1/versions", "model-repository", versions, self.versions, schema=f"{_SCHEMAS}:VERSIONS"),
-            get("/edge/v1/activity", "statistics", "Queues, cache and tokens of all models", self.activity),
             change(f"{model}/rollback", summary=rollback, handler=self.rollback, schema=f"{_SCHEMAS}:ROLLBACK"),
             change(f"{model}/unpin", summary="Remove a model's pin", handler=self.unpin, schema=f"{_SCHEMAS}:UNPIN"),
         )
@@ -43,11 +41,6 @@ class OperatorEndpoints:
         name = parse_query(request.head.target, ("model",)).get("model")
         reports = await request.run_blocking(partial(self._service.versions, name))
         return json_response({"versions": control_responses.version_reports(reports, self._service.pins())})
-
-    async def activity(self, request: HttpRequest) -> HttpResponse:
-        return json_response(
-            control_responses.activity(self._service.statistics(None, None), self._service.model_families())
-        )
 
     async def rollback(self, request: HttpRequest) -> HttpResponse:
         self._access.check_change(request.peer)

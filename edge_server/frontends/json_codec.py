@@ -1,4 +1,5 @@
-"""JSON parser with limits for hostile clients, and JSON writer.
+"""JSON parser and writer of the HTTP endpoints: refuses texts that are too deep, hold too many values or name a member
+twice.
 
 Malformed JSON is INVALID_ARG (400). This differs from Triton, which responds with 500; its clients only check for 200.
 
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.v2.json_number_arrays import MAX_NESTING, ArrayText, cut_out, put_back
+from edge_server.frontends.json_number_arrays import MAX_NESTING, ArrayText, cut_out, put_back
 
 if TYPE_CHECKING:
     import numpy.typing as npt

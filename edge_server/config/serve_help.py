@@ -1,18 +1,13 @@
-"""Writer of the texts that `edge-server serve` prints for --help and --print-config. The latter is a file that --config
-reads back."""
+"""Writer of the text of `edge-server serve --help`, and of a setting's default for it and the reference."""
 
 from __future__ import annotations
 
-import json
-import re
 import textwrap
-from collections.abc import Callable
-from typing import Any
 
-from edge_server.config.merge_settings import ServeArguments
+from edge_server.config.print_config import toml_text
 from edge_server.config.server_config import DeclaredSettings
 from edge_server.config.setting import Setting
-from edge_server.config.setting_sources import BACKENDS, CONFIG_FLAG, CONFIG_VARIABLE, PRINT_FLAG
+from edge_server.config.setting_sources import CONFIG_FLAG, CONFIG_VARIABLE, PRINT_FLAG
 
 _MOST_USED = {
     "--model-repository=DIR": "folder of models; repeatable",
@@ -78,39 +73,4 @@ def _wrapped(text: str) -> list[str]:
 def default_text(setting: Setting) -> str:
     """Return the default of a setting as TOML, or "" if it is empty."""
     default = setting.default() if callable(setting.default) else setting.default
-    return "" if default in ("", (), None, {}) else _toml(default, setting.kind.show)
-
-
-def describe(arguments: ServeArguments) -> str:
-    """Return the effective settings as TOML, each with its origin as a comment. Secrets are masked."""
-    lines: list[str] = []
-    section = ""
-    for setting in arguments.declared.settings:
-        if setting.name == BACKENDS:
-            continue
-        if setting.section != section:
-            section = setting.section
-            lines += ["", f"[{section}]"]
-        table = arguments.config.plugin_tables.get(section) or getattr(arguments.config, section)
-        value = getattr(table, setting.field)
-        origin = arguments.origins.get(setting.name, "default")
-        lines.append(f"{setting.field} = {_toml(value, setting.kind.show)}  # {origin}")
-    for backend, settings in sorted(arguments.config.backends.items()):
-        name = f"backends.{_key(backend)}" if backend else "backends"
-        lines += ["", f"[{name}]  # {arguments.origins[BACKENDS]}"]
-        lines += [f"{_key(key)} = {_toml(value)}" for key, value in sorted(settings.items())]
-    return "\n".join(lines[1:]) + "\n"
-
-
-def _key(word: str) -> str:
-    return word if re.fullmatch(r"[A-Za-z0-9_-]+", word) else json.dumps(word, ensure_ascii=False)
-
-
-def _toml(value: object, show: Callable[[Any], object] | None = None) -> str:
-    if type(value) is tuple:
-        return f"[{', '.join(_toml(item, show) for item in value)}]"
-    if value is None:
-        value = ""
-    elif show is not None:
-        value = show(value)
-    return json.dumps(value, ensure_ascii=False)
+    return "" if default in ("", (), None, {}) else toml_text(default, setting.kind.show)

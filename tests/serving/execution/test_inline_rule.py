@@ -14,7 +14,7 @@ import pytest
 from edge_server.backends.base import SessionInfo
 from edge_server.errors import Draining
 from edge_server.service import READING_THREAD_HOLD_US
-from edge_server.serving.execution.inline_execution import UNLIMITED_US, InlineRule, needed_hold_us
+from edge_server.serving.execution.inline_rule import UNLIMITED_US, InlineRule, needed_hold_us
 from tests.kit.eventually import eventually
 
 COMPUTES = SessionInfo("scripted", "CPU", "f32", only_computes=True)

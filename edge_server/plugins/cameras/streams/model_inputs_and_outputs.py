@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from edge_server.core.model_spec import ModelSpec
-from edge_server.core.priority import priority_class
+from edge_server.core.priority_class import priority_class
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.plugins.cameras.streams.stream_settings import frame_plan, settled
-from edge_server.plugins.vision.perception import PerceptionDecoder, make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import PerceptionDecoder, make_perception_decoder
 from edge_server.protocol.frame_messages import Returns
 
 if TYPE_CHECKING:

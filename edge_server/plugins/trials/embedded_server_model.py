@@ -1,4 +1,5 @@
-"""Model that a trial runs as a server serves it."""
+"""Trial model in an embedded server, for what one session cannot run: ensembles, Python models that call others,
+several instances."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import edge_server
-from edge_server.backends.isolation.tensor_files import Tensors, save_tensors
+from edge_server.backends.isolation.npz_tensor_files import Tensors, save_tensors
 from edge_server.core.status_reports import find_failed
 from edge_server.errors import LoadError, ServingFault
 from edge_server.plugins.trials.sample_inputs import read_arrays

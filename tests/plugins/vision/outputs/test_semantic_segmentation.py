@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig
-from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.protocol.frame_messages import Mask, Returns
 
 WISH = Returns(has_mask=True)

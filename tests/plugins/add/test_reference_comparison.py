@@ -15,7 +15,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.add.picture_trial import PictureTrial, Reading
-from edge_server.plugins.add.score_comparison import ReferenceScores, ScoreComparison, read_reference
+from edge_server.plugins.add.reference_comparison import ReferenceScores, ScoreComparison, read_reference
 
 cv2 = pytest.importorskip("cv2")
 image = pytest.importorskip("PIL.Image")

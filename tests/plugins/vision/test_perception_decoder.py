@@ -17,7 +17,7 @@ from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, BadModelConfig, InvalidRequest
 from edge_server.plugins.vision import image_parameters
 from edge_server.plugins.vision.outputs.output_parameters import DECLARATIONS, read_declaration
-from edge_server.plugins.vision.perception import make_perception_decoder
+from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.protocol.frame_messages import ClassScore, Returns
 
 

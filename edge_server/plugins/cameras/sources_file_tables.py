@@ -1,5 +1,5 @@
-"""Parser of the tables of the sources file that stand below a source (zones, lines, questions), and of the JSON of the
-page, which has the same keys.
+"""Parser of the tables in the sources file: checks the keys of sources and sinks, and makes data classes of zones,
+lines and questions, also from the page's JSON.
 
 A table is a frozen dataclass whose fields are made by `table_key`.
 """

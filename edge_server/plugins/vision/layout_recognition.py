@@ -1,4 +1,5 @@
-"""Recognition of a model that states no head: image and output parameters, and labels, from its metadata and shapes.
+"""Derivation of a vision model's image parameters, output parameters and labels from the metadata and the tensor shapes
+of its file, if its configuration names no layout.
 
 Nothing is guessed: only a layout that is certain is applied, see `layouts`. Where metadata and shapes contradict each
 other, nothing is recognised and the note says why.
