@@ -139,7 +139,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "rich": ("cli/console.py",),
     "redis": ("serving/cache/redis_store.py",),
     "onnx": (),
-    "orjson": ("frontends/json_codec.py",),
+    "orjson": ("frontends/json_text.py",),
     "opentelemetry": ("plugins/tracing/",),
     "rclpy": ("plugins/ros/ros2_package/",),
     "tritonclient": (),
@@ -463,7 +463,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "loop_dispatch",
                    "connection_limit", "bound_sockets", "plugin_listener", "reading_threads", "decode_cache",
                    "json_number_arrays"),
-                  ("json_codec",), ("auth_tokens", "v2", "http2"), ("http", "grpc")),
+                  ("json_text",), ("auth_tokens", "v2", "http2"), ("http", "grpc")),
     "plugins.language": (("engines",), ("grammar",), ("text", "embeddings"), ("openai",), ("anthropic", "ollama"),
                          ("backend", "chat_command", "routes", "schemas"), ("plugin",)),
 }  # fmt: skip

@@ -43,7 +43,7 @@ PATTERNS = (
     Foreign("http2.header_blocks:_IS_VALUE", "", ANCHORED, lambda n: b"a" + b" " * n),
     Foreign("frontends.grpc.http2_transport:_NOT_PLAIN", "search", "one character", lambda n: b"a" * n),
     Foreign("frontends.v2.infer_json_cache:_WHITESPACE_RUN", "match", ANCHORED, lambda n: b" " * n + b"x"),
-    Foreign("frontends.json_codec:_ESCAPE", "search", "two characters", lambda n: b"a" * n),
+    Foreign("frontends.json_text:_ESCAPE", "search", "two characters", lambda n: b"a" * n),
     Foreign("frontends.json_number_arrays:_LARGE", "search", ONE_RUN,
             lambda n: b'"data":[' + b"1," * (64 << 10) + (b'"data":[' + b"1" * 1024) * (n // 1024)),
     Foreign("frontends.json_number_arrays:_EMPTY", "search", ONE_RUN, lambda n: b"[ " * (n // 4) + b"[" + b" " * n),

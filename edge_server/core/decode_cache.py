@@ -1,5 +1,5 @@
-"""Cache of decoded beginnings of requests (heads of HTTP and HTTP/2, messages of gRPC and JSON without their data):
-their bytes are the key, so that equal ones are decoded once; bounded in memory."""
+"""Cache of decoded beginnings of requests, found by their bytes: equal heads of HTTP, HTTP/2, gRPC and JSON are decoded
+once; bounded in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Difference of a model's outputs from those that are expected for the same inputs: of another runtime or device, of an
+"""Difference between a model's outputs and those expected for the same inputs: of another runtime or device, of an
 engine, or of another version."""
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ import pytest
 
 from edge_server.core.tensor import DType
 from edge_server.errors import InvalidRequest
-from edge_server.frontends import json_codec, json_number_arrays
-from edge_server.frontends.json_codec import format_numbers, parse_json, parse_numbers
+from edge_server.frontends import json_number_arrays, json_text
 from edge_server.frontends.json_number_arrays import ArrayText, cut_out
-from edge_server.frontends.v2.json_codec import decode_infer
+from edge_server.frontends.json_text import format_numbers, parse_json, parse_numbers
+from edge_server.frontends.v2.infer_body_codec import decode_infer
 from edge_server.frontends.v2.json_tensor_data import tensor_from_json
 
 
@@ -198,11 +198,11 @@ def test_a_body_of_tiny_numbers_costs_a_small_multiple_of_itself(make_spec, smal
 
 @pytest.mark.parametrize("element", [b"{}", b"[]", b'""', b'"ab"', b"0.5", b'{"a":0}'])
 def test_more_values_than_the_parser_may_be_given_are_refused_before_it_is_asked(monkeypatch, element):
-    text = b"[" + (element + b",") * json_codec.MAX_VALUES + element + b"]"
-    monkeypatch.setattr(json_codec, "_DECODER", None)
+    text = b"[" + (element + b",") * json_text.MAX_VALUES + element + b"]"
+    monkeypatch.setattr(json_text, "_DECODER", None)
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidRequest, match=f"more than {json_codec.MAX_VALUES} values"):
+        with pytest.raises(InvalidRequest, match=f"more than {json_text.MAX_VALUES} values"):
             parse_json(text)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -217,9 +217,9 @@ def test_commas_within_strings_are_no_values():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
 def test_structure_is_found_however_the_text_is_cut(monkeypatch, size):
-    monkeypatch.setattr(json_codec, "_CHUNK_BYTES", size)
+    monkeypatch.setattr(json_text, "_CHUNK_BYTES", size)
     text = json.dumps({'a"\\"': ['\\\\"[', "]\\", {"b": [[1, '"']], "c\\": {}}], "": '\\"' * 9 + "}"}).encode()
-    found = b"".join(piece.tobytes() for piece in json_codec._outside_strings(text))
+    found = b"".join(piece.tobytes() for piece in json_text._outside_strings(text))
     assert found == b"{:[,,{:[[,]],:{}}],:}"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.json_codec import parse_json
+from edge_server.frontends.json_text import parse_json
 
 pytestmark = pytest.mark.full
 

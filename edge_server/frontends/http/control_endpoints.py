@@ -14,7 +14,7 @@ from edge_server.frontends.access_control import is_this_machine
 from edge_server.frontends.http.request import Handler, HttpRequest
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, json_response, plain_error
 from edge_server.frontends.http.routes import Route, model_paths
-from edge_server.frontends.json_codec import json_type
+from edge_server.frontends.json_text import json_type
 from edge_server.frontends.v2 import control_responses
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.service import InferenceService

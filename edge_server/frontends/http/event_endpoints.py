@@ -16,7 +16,7 @@ from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import parse_boolean, parse_query, parse_whole_number
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
-from edge_server.frontends.json_codec import to_json
+from edge_server.frontends.json_text import to_json
 from edge_server.telemetry.event_bus import Event, EventBus
 
 MAX_FOLLOWERS = 32

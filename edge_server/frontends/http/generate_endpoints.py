@@ -17,7 +17,7 @@ from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, error_response, json_response
 from edge_server.frontends.http.routes import Route, model_paths
-from edge_server.frontends.json_codec import to_json
+from edge_server.frontends.json_text import to_json
 from edge_server.frontends.v2.generate_codec import decode_generate, encode_generate
 from edge_server.frontends.v2.header_forwarding import header_parameters
 from edge_server.frontends.v2.version_text import parse_version

@@ -35,8 +35,8 @@ from edge_server.frontends.http.response import (
 from edge_server.frontends.http.routes import Route, model_paths
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.frontends.v2.header_forwarding import header_parameters
+from edge_server.frontends.v2.infer_body_codec import DecodedRequest, decode_infer, parse_header_length
 from edge_server.frontends.v2.infer_json_cache import InferJsonCache
-from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, parse_header_length
 from edge_server.frontends.v2.requested_outputs import RequestedOutput
 from edge_server.frontends.v2.version_text import parse_version
 from edge_server.memory.region_pins import RequestRegions

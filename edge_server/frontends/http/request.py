@@ -13,7 +13,7 @@ from edge_server.frontends.http.compression import request_encoding
 from edge_server.frontends.http.connection import HttpConnection
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import HttpResponse, failure_response
-from edge_server.frontends.json_codec import parse_object
+from edge_server.frontends.json_text import parse_object
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.record import record
 

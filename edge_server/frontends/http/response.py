@@ -12,7 +12,7 @@ from edge_server.errors import EdgeServerError, ServingFault, Throttled, Unauthe
 from edge_server.frontends.error_status import http_status, retry_after
 from edge_server.frontends.http.client_timeouts import ClosingRefusal, StalledBody
 from edge_server.frontends.http.compression import ENCODINGS, UnknownEncoding
-from edge_server.frontends.json_codec import to_json
+from edge_server.frontends.json_text import to_json
 from edge_server.record import record
 
 _LOG = logging.getLogger(__name__)

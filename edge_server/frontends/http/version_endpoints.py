@@ -11,7 +11,7 @@ from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import parse_query
 from edge_server.frontends.http.response import HttpResponse, json_response
 from edge_server.frontends.http.routes import Route
-from edge_server.frontends.json_codec import json_type
+from edge_server.frontends.json_text import json_type
 from edge_server.frontends.v2 import control_responses
 from edge_server.service import InferenceService
 

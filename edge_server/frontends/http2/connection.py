@@ -1,4 +1,4 @@
-"""HTTP/2 connection: its reader, its writer and its account, and how long it lives.
+"""HTTP/2 connection of one client: joins its reader, its writer and its account, and ends it when its time is over.
 
 RFC 9113; section numbers are given at each rule. The reader (`connection_reader`) owns the input, and runs on the
 reading thread only. The writer (`connection_writer`) owns the open streams and the output, under a lock, because any

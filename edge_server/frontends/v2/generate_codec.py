@@ -14,7 +14,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.request_response import Parameter, Request, Response
 from edge_server.core.tensor import Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.json_codec import json_type, parse_object
+from edge_server.frontends.json_text import json_type, parse_object
 from edge_server.frontends.v2.json_tensor_data import OtherElementCount, json_from_tensor, tensor_from_json
 from edge_server.frontends.v2.parameters import split_parameters
 from edge_server.protocol.raw_tensors import Buffer

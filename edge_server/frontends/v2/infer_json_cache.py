@@ -22,9 +22,9 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Parameter, Request, RequestMemo, Response, SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.json_codec import format_numbers, parse_numbers, parse_object
 from edge_server.frontends.json_number_arrays import LARGE_BYTES
-from edge_server.frontends.v2.json_codec import (
+from edge_server.frontends.json_text import format_numbers, parse_numbers, parse_object
+from edge_server.frontends.v2.infer_body_codec import (
     DecodedRequest,
     decode_infer,
     encode_infer,

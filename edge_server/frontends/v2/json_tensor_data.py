@@ -10,7 +10,8 @@ import numpy as np
 
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.json_codec import (
+from edge_server.frontends.json_number_arrays import ArrayText
+from edge_server.frontends.json_text import (
     check_structure,
     format_numbers,
     json_type,
@@ -18,7 +19,6 @@ from edge_server.frontends.json_codec import (
     parse_numbers,
     to_json,
 )
-from edge_server.frontends.json_number_arrays import ArrayText
 from edge_server.protocol.raw_tensors import element_count
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Archive of what a board is, for people who have no such board: files of the sensors, device files, versions, and the
+"""Archive of facts about a board, for people who do not have it: files of the sensors, device files, versions, and the
 answers of CUDA and NVML.
 
 Unpacked, it is a folder for `--sysfs-root`. Only the files listed here are read. Names of hosts and users, addresses

@@ -83,7 +83,7 @@ def language_routes(service: InferenceService, may_change_models: Callable[[Requ
 def refusal_body(head: RequestHead, error: EdgeServerError) -> bytes | None:
     """Return an API's form of an error for each of its paths, also if no route has this path; None for other paths and
     where the form is the usual one."""
-    from edge_server.frontends.json_codec import to_json
+    from edge_server.frontends.json_text import to_json
 
     if head.target.startswith("/api/") and isinstance(error, NoSuchPath):
         from edge_server.plugins.language.ollama.generation_response import unknown_path

@@ -21,7 +21,7 @@ from edge_server.plugins.policies.connections.message_memory import MAX_MESSAGE_
 from edge_server.plugins.policies.connections.message_stream import MessageStream
 from edge_server.plugins.policies.connections.zmtp import ZmtpConnection
 from edge_server.plugins.policies.policy import Policy
-from edge_server.plugins.policies.robot import Robot
+from edge_server.plugins.policies.robot_session import Robot
 
 if TYPE_CHECKING:
     from edge_server.frontends.http.access_check import AccessCheck

@@ -20,7 +20,7 @@ from edge_server.plugins.policies.connections.listener import RobotListener
 from edge_server.plugins.policies.connections.message_memory import MAX_MESSAGE_BYTES, MessageMemory, ReceivedMessage
 from edge_server.plugins.policies.connections.message_stream import MessageStream
 from edge_server.plugins.policies.connections.websocket import WebSocket, accept_websocket
-from edge_server.plugins.policies.robot import Robot
+from edge_server.plugins.policies.robot_session import Robot
 
 if TYPE_CHECKING:
     from edge_server.frontends.http.access_check import AccessCheck

@@ -84,7 +84,7 @@ class _Policies(RunningPlugin):
         memory = MessageMemory(settings.message_memory_mb << 20)
         dispatch, counters = LoopDispatch(self._loop), self._counters
         try:
-            from edge_server.plugins.policies.robot import Robot
+            from edge_server.plugins.policies.robot_session import Robot
 
             def robots_of(wire: str) -> Callable[[str], Robot]:
                 return lambda name: Robot(core.service, dispatch, counters, self._choose_policy(name), wire)

@@ -21,7 +21,7 @@ from edge_server.plugins.ros.bridge_parameters import BridgeParameters, check_na
 from edge_server.plugins.ros.camera_bridge import CameraBridge
 from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.messages.message_conversion import MessageKind
-from edge_server.plugins.ros.result_topics import advertise_if_installed
+from edge_server.plugins.ros.result_publishers import advertise_if_installed
 from edge_server.plugins.ros.transports.transport import Qos, Transport
 from edge_server.plugins.ros.transports.udp_sockets import PacketDrops
 

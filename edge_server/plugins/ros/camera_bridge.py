@@ -20,7 +20,7 @@ from edge_server.plugins.ros.bridge_log import ConnectionLog, report_line
 from edge_server.plugins.ros.bridge_parameters import BridgeParameters
 from edge_server.plugins.ros.diagnostics import Diagnostics
 from edge_server.plugins.ros.messages.message_conversion import DiagnosticStatus, MessageKind, make_frame
-from edge_server.plugins.ros.result_topics import ResultTopics
+from edge_server.plugins.ros.result_publishers import ResultTopics
 from edge_server.plugins.ros.transports.transport import Qos, ServiceTransport, Transport
 from edge_server.protocol.frame_messages import Frame, FrameResult, StreamOpened
 

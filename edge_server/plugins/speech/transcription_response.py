@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from edge_server.core.request_response import Response
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse
-from edge_server.frontends.json_codec import to_json
+from edge_server.frontends.json_text import to_json
 from edge_server.plugins.language.openai.completion_response import event
 from edge_server.plugins.speech.transcription_request import TranscriptionRequest
 

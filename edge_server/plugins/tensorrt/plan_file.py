@@ -1,4 +1,4 @@
-"""Reader of plan files: an engine, which Ultralytics' exports begin with their metadata.
+"""Reader of TensorRT's plan files: the engine, and the metadata that Ultralytics' exports put before it.
 
 Format of the head: length in 4 bytes, little-endian, then so many bytes of a JSON object
 (https://github.com/ultralytics/ultralytics, `engine_header`).

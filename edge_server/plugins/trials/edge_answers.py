@@ -1,5 +1,5 @@
-"""What a runtime answers to the samples that runtimes are known to compute differently, and whether another one answers
-alike."""
+"""Answers of a runtime to the samples that runtimes are known to compute differently, and the check whether another
+runtime answers alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts that load, route and unload the models of a server, made and connected.
+"""Composition of the models' lifecycle: makes and connects the parts that load, route and unload models.
 
 The `ModelTable` decides, the `Reconciler` loads and unloads with the `Loader`, the `Router` finds versions for requests
 and answers questions, and the `PeriodicChecks` find idle models and hung runs.

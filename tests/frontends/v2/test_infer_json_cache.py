@@ -16,8 +16,8 @@ from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
 from edge_server.frontends.v2 import infer_json_cache
+from edge_server.frontends.v2.infer_body_codec import DecodedRequest, decode_infer, encode_infer
 from edge_server.frontends.v2.infer_json_cache import InferJsonCache
-from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 
 REGIONS = SharedMemoryRegistry(is_allowed=True)

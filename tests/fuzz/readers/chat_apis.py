@@ -15,7 +15,7 @@ from stubs import result_of
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
-from edge_server.frontends.json_codec import to_json
+from edge_server.frontends.json_text import to_json
 from edge_server.plugins.language.anthropic.message_request import read_count_request, read_message_request
 from edge_server.plugins.language.anthropic.message_response import MessageEncoder
 from edge_server.plugins.language.openai.completion_request import CompletionRequest

@@ -19,8 +19,8 @@ from edge_server.core.request_response import Response
 from edge_server.core.tensor import DType, Tensor
 from edge_server.frontends import json_number_arrays
 from edge_server.frontends.v2.generate_codec import decode_generate
+from edge_server.frontends.v2.infer_body_codec import DecodedRequest, decode_infer, encode_infer
 from edge_server.frontends.v2.infer_json_cache import InferJsonCache
-from edge_server.frontends.v2.json_codec import DecodedRequest, decode_infer, encode_infer
 from edge_server.frontends.v2.json_tensor_data import tensor_from_json
 from edge_server.protocol.raw_tensors import tensor_from_raw
 

@@ -15,9 +15,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from edge_server.plugins.fleet.follow.follow_loop import make_follower
 from edge_server.plugins.fleet.follow.follower import Follower, NoServer
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
-from edge_server.plugins.fleet.follow.rounds import make_follower
 from edge_server.plugins.fleet.release import SAMPLE_NAME
 from edge_server.plugins.fleet.settings import FollowConfig
 from tests.kit.site import Handler, Site

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.fleet.follow.rounds import are_in, read_hours
+from edge_server.plugins.fleet.follow.follow_loop import are_in, read_hours
 from edge_server.plugins.fleet.release import (
     Box,
     choose,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import edge_server
-from edge_server.plugins.policies import robot
+from edge_server.plugins.policies import robot_session
 
 client = pytest.importorskip("robot_client", reason="needs msgpack and websockets, of policies")
 
@@ -61,7 +61,7 @@ def serve(folder: Path) -> Iterator[tuple[Any, Any]]:
 def test_an_episode_ends_by_a_pause_after_an_answer_and_not_by_a_slow_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(robot, "EPISODE_GAP_S", 1.0)
+    monkeypatch.setattr(robot_session, "EPISODE_GAP_S", 1.0)
     with serve(tmp_path) as (_, arm):
 
         def count(pause_s: float) -> Any:

@@ -18,7 +18,7 @@ from edge_server.frontends.http.inference_route import DECOUPLED
 from edge_server.frontends.http.multipart_form import form_parts
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, error_response, json_response
-from edge_server.frontends.json_codec import to_json
+from edge_server.frontends.json_text import to_json
 from edge_server.frontends.loop_dispatch import run_model
 from edge_server.plugins.vision.detection_models import find_detection_model, plan_detection, ready_detection_models
 from edge_server.service import InferenceService

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edge_server.frontends.http.access_check import AccessCheck
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import MOTION_JPEG_TYPE, HttpResponse
-from edge_server.frontends.json_codec import to_json
+from edge_server.frontends.json_text import to_json
 from edge_server.plugins.vision.perception_endpoint import results_as_json
 
 if TYPE_CHECKING:

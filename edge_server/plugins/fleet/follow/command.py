@@ -13,9 +13,9 @@ from edge_server.cli.options import CommandParser, float_range, int_range
 from edge_server.config.setting import ConfigError
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import InvalidRequest
+from edge_server.plugins.fleet.follow.follow_loop import Rounds, make_follower, read_hours
 from edge_server.plugins.fleet.follow.follower import Follower, NoServer
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
-from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower, read_hours
 from edge_server.plugins.fleet.reports.box_options import add_broker_options, broker_address
 from edge_server.plugins.fleet.reports.report_publisher import ReportPublisher
 from edge_server.plugins.fleet.settings import FollowConfig, check_broker

@@ -1,4 +1,4 @@
-"""The follower in a running server."""
+"""Part of a running server that follows a signed repository: starts the loop of the follower, and reports its state."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edge_server.config import ServerConfig
 from edge_server.core.status_reports import find_failed
 from edge_server.errors import ServingFault
 from edge_server.plugin import RunningPlugin, ServingCore, StatusPart, StatusRow
+from edge_server.plugins.fleet.follow.follow_loop import Rounds, make_follower, read_hours
 from edge_server.plugins.fleet.follow.follower import Follower, Judge
 from edge_server.plugins.fleet.follow.installed_models import InstalledModels
-from edge_server.plugins.fleet.follow.rounds import Rounds, make_follower, read_hours
 from edge_server.plugins.fleet.program_update import read_update_status
 from edge_server.plugins.fleet.release import version_digests
 from edge_server.plugins.fleet.reports.box_report import RELEASE_STATES, find_release_failures

@@ -1,4 +1,5 @@
-"""Releases for the page: how far each has come on the boxes; it can lead the rollouts of a signed repository.
+"""State of the releases for the fleet's page: how far each has come on the boxes; it can also lead the rollouts of a
+signed repository.
 
 Without the folder of the signed repository, the boxes alone say which releases there are.
 """

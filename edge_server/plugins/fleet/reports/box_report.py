@@ -1,4 +1,4 @@
-"""Record of what a box says of itself, read over HTTP or from MQTT, and the check of a report's form.
+"""Status report of a box, read over HTTP or from MQTT, and the check of its form.
 
 A report is a JSON object with the keys of `edge-server status --json` that matter for a fleet: `version`, `ready`,
 `models` (MODEL_KEYS), `governor` and `follow` (the releases for this box). Over MQTT it has

@@ -10,7 +10,7 @@ from typing import Any
 from edge_server.errors import UnknownModel
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.response import HttpResponse, json_response
-from edge_server.frontends.json_codec import parse_object
+from edge_server.frontends.json_text import parse_object
 from edge_server.plugins.language.ollama.generation_request import (
     GenerationRequest,
     model_name,

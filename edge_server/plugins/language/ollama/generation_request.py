@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from edge_server.frontends.json_codec import parse_object
+from edge_server.frontends.json_text import parse_object
 from edge_server.plugins.language.openai.completion_request import (
     BadMember,
     CompletionRequest,

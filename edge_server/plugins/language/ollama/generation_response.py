@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edge_server.errors import BadSchema, EdgeServerError
-from edge_server.frontends.json_codec import to_json
+from edge_server.frontends.json_text import to_json
 from edge_server.plugins.language.ollama.generation_request import GenerationRequest
 from edge_server.plugins.language.openai.completion_request import CompletionRequest
 from edge_server.plugins.language.openai.completion_response import (

@@ -21,7 +21,7 @@ from edge_server.frontends.http.inference_route import TEXT_ON_LOOP_BYTES
 from edge_server.frontends.http.request import HttpRequest
 from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, error_response, json_response
-from edge_server.frontends.json_codec import parse_object, to_json
+from edge_server.frontends.json_text import parse_object, to_json
 from edge_server.frontends.loop_dispatch import LoopDispatch
 from edge_server.plugins.language.engines.lora_adapters import adapter_names
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest, read_model

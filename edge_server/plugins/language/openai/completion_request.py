@@ -24,7 +24,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.json_codec import json_type, parse_object
+from edge_server.frontends.json_text import json_type, parse_object
 from edge_server.plugins.language.engines.sampling_parser import SAME_AS, UNSUPPORTED
 from edge_server.plugins.language.text.requested_template_variables import (
     CONTINUE,

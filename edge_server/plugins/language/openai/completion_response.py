@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from edge_server.core.request_response import Response
 from edge_server.errors import BadSchema, ConstraintFailed, ContextTooLong, EdgeServerError, ErrorCode, NotFound
-from edge_server.frontends.json_codec import to_json
+from edge_server.frontends.json_text import to_json
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
 
 EVENT_STREAM_HEADERS = {

@@ -17,7 +17,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Parameter, Request, Response
 from edge_server.core.tensor import DType
 from edge_server.errors import ServingFault
-from edge_server.frontends.json_codec import json_type, parse_object
+from edge_server.frontends.json_text import json_type, parse_object
 from edge_server.plugins.language.openai.completion_request import (
     BadMember,
     check_names,

@@ -1,5 +1,5 @@
-"""Encoder of the responses to `responses` of OpenAI's API: whole, or as events of a stream, and of errors, and of what
-a stored response was made from."""
+"""Encoder of the responses of OpenAI's Responses API: whole, as events of a stream, errors, and the inputs of a stored
+one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from edge_server.errors import BadSchema, ConstraintFailed, EdgeServerError, ErrorCode, NotFound
-from edge_server.frontends.json_codec import to_json
+from edge_server.frontends.json_text import to_json
 from edge_server.plugins.language.openai.completion_request import BadMember, CompletionRequest
 from edge_server.plugins.language.openai.completion_response import (
     CompletionChoice,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
-from edge_server.frontends.json_codec import json_type, parse_object
+from edge_server.frontends.json_text import json_type, parse_object
 from edge_server.plugins.language.openai.completion_request import (
     BadMember,
     CompletionRequest,

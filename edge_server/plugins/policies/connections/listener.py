@@ -1,4 +1,5 @@
-"""Listener for robots: accepts their connections, in limits, and ends those that stay strangers."""
+"""Listener for robots: accepts connections within limits, and closes those that do not complete the protocol's opening
+in time."""
 
 from __future__ import annotations
 

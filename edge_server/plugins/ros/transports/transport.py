@@ -1,4 +1,4 @@
-"""Transport: what the bridge needs of a connection to ROS, and the transports that there are."""
+"""Interface of a transport, a bridge's connection to ROS, and the list of the transports."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import numpy as np
 from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
-from edge_server.frontends.json_codec import parse_object
+from edge_server.frontends.json_text import parse_object
 from edge_server.plugins.language.openai.completion_request import BadMember, check_names, read_model
 from edge_server.plugins.speech.synthesis.audio_encoder import FORMATS, check_encodable
 from edge_server.protocol.raw_tensors import Buffer

@@ -15,8 +15,8 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.request_response import Response, SequenceStep
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import EdgeServerError, InvalidRequest, NotFound
-from edge_server.frontends.json_codec import parse_json, parse_object
-from edge_server.frontends.v2.json_codec import decode_infer, encode_infer, parse_header_length
+from edge_server.frontends.json_text import parse_json, parse_object
+from edge_server.frontends.v2.infer_body_codec import decode_infer, encode_infer, parse_header_length
 from edge_server.protocol.raw_tensors import raw_from_tensor
 
 

@@ -1,4 +1,5 @@
-"""Rounds of a follower: makes it from the settings, and repeats its rounds until it is stopped."""
+"""Loop of a follower: makes the follower from its settings, and lets it look for releases again and again, in the
+permitted hours."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from edge_server.core.model_spec import ModelSpec
 from edge_server.core.request_response import Parameter, Request, Response
 from edge_server.core.tensor import BY_NAME, DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.frontends.json_codec import json_string, json_type, parse_object, to_json
+from edge_server.frontends.json_text import json_string, json_type, parse_object, to_json
 from edge_server.frontends.v2.json_tensor_data import json_text_from_tensor, tensor_from_json
 from edge_server.frontends.v2.parameters import (
     binary_data_size,

@@ -1,4 +1,4 @@
-"""Topics with the results of one camera, and with what serves it: the model and its labels."""
+"""Publishers of one camera's results, and of the model and the labels that they come from."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Robot at a wire: runs its observations one after the other, as one sequence, with one version of the policy for an
-episode."""
+"""Session of one robot: runs its observations one after the other, as one sequence, with one version of the policy for
+an episode."""
 
 from __future__ import annotations
 
