@@ -1,5 +1,5 @@
-"""Status of an update of this program by its Debian package, for `edge-server status`: the package puts a new version on
-trial, and takes it back if it fails (`systemd/deb/program-update`)."""
+"""Status of an update of this program by its Debian package, for `edge-server status`: the package puts a new version
+on trial, and takes it back if it fails (`systemd/deb/program-update`)."""
 
 from __future__ import annotations
 
