@@ -477,6 +477,22 @@ def test_the_code_blocks_of_a_page_work_in_order(
                 terminal.type(block)
 
 
+@pytest.mark.full
+def test_the_shown_report_of_a_classifier_is_what_add_prints(tmp_path: Path) -> None:
+    (shown,) = [found.code for found in blocks(ROOT / "docs/own-model.md") if "loudspeaker" in found.code]
+    (tmp_path / "own").mkdir()
+    classifier = ROOT / "model_repository/efficientnet_lite0"
+    shutil.copy(classifier / "1/model.onnx", tmp_path / "own/net.onnx")
+    shutil.copy(classifier / "labels.txt", tmp_path / "own")
+    printed = run(
+        COMMAND, "add", tmp_path / "own", f"--picture={ROOT / 'tests/data/coffee.jpg'}",
+        f"--model-repository={tmp_path / 'models'}",
+    ).splitlines()  # fmt: skip
+    for line in filter(None, shown.splitlines()):
+        assert line in printed, "\n".join(printed)
+        del printed[: printed.index(line) + 1]
+
+
 def run(*command: str | Path) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
