@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import shlex
@@ -35,6 +36,12 @@ def test_the_serve_command_installs_the_cpu_extra_and_serves_the_bundled_reposit
     assert install[1] == "install"
     assert install[-1] == ".[cpu]"
     assert serve[:2] == [f"{folder}/bin/edge-server", "serve"]
+
+
+def test_the_python_versions_are_those_that_the_package_names() -> None:
+    classifiers = importlib.metadata.metadata("edge-server").get_all("Classifier") or []
+    versions = [text.rpartition(" ")[2] for text in classifiers if re.search(r"Python :: 3\.\d", text)]
+    assert f"Python {versions[0]} to {versions[-1]}" in README
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")

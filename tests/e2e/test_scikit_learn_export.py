@@ -1,5 +1,5 @@
-"""The sections of docs/models.md and docs/python-models.md about models of scikit-learn, XGBoost and LightGBM: an
-export to ONNX, a joblib file in a Python model, and files of forests."""
+"""The examples of docs/tables.md, and of docs/python-models.md about a joblib file: models of scikit-learn, XGBoost and
+LightGBM."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def run(folder: Path, *command: str) -> str:
 )
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 def test_the_classifier_of_the_page_is_exported_served_and_asked_as_written(tmp_path: Path) -> None:
-    export, add_and_serve, request, request_in_python = blocks_of("models.md", "A scikit-learn model")
-    add = add_and_serve.splitlines()[0].replace("edge-server", str(COMMAND))
+    export, add_and_serve, request, request_in_python = blocks_of("tables.md", "A scikit-learn model")
+    (add,) = re.findall("edge-server add .*", add_and_serve)
 
     run(tmp_path, sys.executable, "-c", export)
-    run(tmp_path, "bash", "-c", add)
+    run(tmp_path, "bash", "-c", add.replace("edge-server", str(COMMAND)))
     with serve(tmp_path / "model_repository") as server:
         answer = json.loads(run(tmp_path, "bash", "-c", request.replace("127.0.0.1:8000", server.http)))
         printed = run(tmp_path, sys.executable, "-c", request_in_python.replace("127.0.0.1:8000", server.http))
@@ -55,6 +55,26 @@ def test_the_classifier_of_the_page_is_exported_served_and_asked_as_written(tmp_
     assert outputs["probabilities"]["shape"] == [2, 3]
     assert printed.startswith("[[0]\n [2]] [[")
     assert status == 200, many
+
+
+@pytest.mark.full
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("pandas", "skl2onnx", "sklearn")),
+    reason="needs pandas, skl2onnx and scikit-learn, of the extra test-all",
+)
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
+def test_the_pandas_pipeline_of_the_page_answers_a_row_and_a_dataframe_as_shown(tmp_path: Path) -> None:
+    export, add_and_serve, request, shown, request_in_python = blocks_of("tables.md", "A pandas pipeline")
+    run(tmp_path, sys.executable, "-c", export)
+    (add,) = re.findall("edge-server add .*", add_and_serve)
+    run(tmp_path, "bash", "-c", add.replace("edge-server", str(COMMAND)))
+    with serve(tmp_path / "model_repository") as server:
+        answer = json.loads(run(tmp_path, "bash", "-c", request.replace("127.0.0.1:8000", server.http)))
+        printed = run(tmp_path, sys.executable, "-c", request_in_python.replace("127.0.0.1:8000", server.http))
+    expected = json.loads(shown)
+    assert answer.pop("probabilities") == pytest.approx(expected.pop("probabilities"), abs=1e-5)
+    assert answer == expected
+    assert [float(word) for word in printed.strip("[]\n").split()] == pytest.approx([0.69212, 0.16114], abs=1e-5)
 
 
 @pytest.mark.full
@@ -81,7 +101,7 @@ def test_the_joblib_file_of_the_page_serves_names_and_refuses_impossible_rows(tm
 )
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 def test_the_forests_of_the_page_are_added_and_give_a_column_for_each_of_two_classes(tmp_path: Path) -> None:
-    training, add_and_serve, request = blocks_of("models.md", "An XGBoost or LightGBM model")
+    training, add_and_serve, request = blocks_of("tables.md", "An XGBoost or LightGBM model")
     run(tmp_path, sys.executable, "-c", training)
     for line in re.findall("edge-server add .*", add_and_serve):
         run(tmp_path, "bash", "-c", line.replace("edge-server", str(COMMAND)))
