@@ -228,6 +228,14 @@ def run_promtool(folder: Path, test: dict[str, Any]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_document_has_a_row_for_each_alert_with_the_metrics_of_its_rule() -> None:
+    page = (MONITORING.parents[1] / "docs/operations.md").read_text()
+    rows = dict(re.findall(r"^\| `(Edge\w+)` \| (.*?) \|", page, re.MULTILINE))
+    assert list(rows) == list(ALERTS)
+    for alert, threshold in rows.items():
+        assert all(metric in ALERTS[alert]["expr"] for metric in re.findall(r"`(\w+)`", threshold)), alert
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("alert", ALERTS)
 def test_the_alert_fires_in_time_and_names_its_subject(alert: str, pages: Pages, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,25 @@ def test_every_kind_of_result_reaches_a_live_node_over_dds(
     frame = server.frames[-1]
     assert (frame.height, frame.width, frame.encoding, len(frame.data)) == (480, 640, "bgr8", 480 * 640 * 3)
     assert "WARN" not in bridge.log.read_text()
+
+
+def test_the_camera_of_the_document_reaches_the_server(
+    scripted: Callable[..., Any], live: Any, eventually: Callable[..., bool]
+) -> None:
+    root = Path(__file__).parents[4]
+    page = (root / "docs/ros.md").read_text()
+    (program,) = re.findall(r"test_live_bridge.py -->\n```python\n(.*?)```", page, re.DOTALL)
+    server = scripted()
+    topic = "/camera/image_raw/compressed"
+    with live.bridging(server.address, "--compressed", "--detections-topic=/found", images=(topic,)):
+        camera = subprocess.Popen([live.python_of("kilted"), "-c", program], env=live.environment, cwd=root)
+        try:
+            assert eventually(lambda: server.frames)
+        finally:
+            camera.terminate()
+            camera.wait(30)
+    picture = (root / "edge_server/plugins/vision/demo.jpg").read_bytes()
+    assert bytes(server.frames[-1].data) == picture
 
 
 def test_a_users_cyclonedds_uri_is_kept_and_works_with_kilted(
