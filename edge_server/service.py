@@ -538,17 +538,16 @@ class InferenceService:
 
         Raises the errors of `find` as well.
         """
+        if not self._callers_may_run:
+            hold_us = 0.0
         try:
-            try:
-                handle = self.find(request.model, request.version)
-            except (NotReady, UnknownModel):
-                # No generation serves. Where requests load models, this one may wait for a load in progress.
-                return self._route_and_submit(request, sink, hold_us=0.0)
+            if self.variants.choice is not None and request.version is None:
+                return self._submit_to_variant(request, sink, hold_us=hold_us)
+            return self._route_and_submit(request, sink, hold_us=hold_us)
         except BaseException:
             if request.release is not None:
                 request.release()
             raise
-        return handle.submit(request, sink, hold_us=hold_us)
 
     def set_keep_alive(self, model: str, seconds: float) -> None:
         """Set how long a model stays loaded without requests, until it is unloaded; math.inf: for ever. Does nothing

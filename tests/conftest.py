@@ -721,11 +721,24 @@ class TrialInThisProcess:
     def open(self, job: Any, report: Any) -> dict[str, Any]:
         from edge_server.plugins.trials.candidate_process_main import OpenedModel
 
-        self._opened = OpenedModel({**job, "parent": os.getpid()}, sys.stderr)
-        return dict(self._opened.facts())
+        with self._failing_as_a_process_does():
+            self._opened = OpenedModel({**job, "parent": os.getpid()}, sys.stderr)
+            return dict(self._opened.facts())
 
     def execute(self, command: str, **fields: Any) -> dict[str, Any]:
-        return dict(getattr(self._opened, command)(fields))
+        with self._failing_as_a_process_does():
+            return dict(getattr(self._opened, command)(fields))
+
+    @contextlib.contextmanager
+    def _failing_as_a_process_does(self) -> Iterator[None]:
+        from edge_server.errors import EdgeServerError
+        from edge_server.plugins.trials.candidate_process import CandidateFailed
+
+        try:
+            yield
+        except EdgeServerError as error:
+            self.end()
+            raise CandidateFailed(error.message, type(error).__name__) from error
 
     def end(self) -> None:
         if self._opened is not None:

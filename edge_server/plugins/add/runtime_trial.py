@@ -113,26 +113,32 @@ def try_precisions(
     plan = make_plan(TrialRequest(root, name), environment)
     usual = plan.trials[0].candidate.precision
     others = [trial for trial in plan.trials if trial.candidate.precision != usual and not trial.candidate.is_engine]
+    trials = (plan.trials[0], *others) if others else ()
+    samples = scratch / "precision_samples.npz"
     reference: CandidateTrial | None = None
     expected: Sequence[Tensors] = ()
-    for trial in (plan.trials[0], *others) if others else ():
-        samples = scratch / "precision_samples.npz"
-        try:
-            trial.start(_LIMITS)
+    try:
+        for number, trial in enumerate(trials):
+            # One process for all: most of a process's time is the import of its runtime.
+            if number:
+                trial.start_in_place_of(trials[number - 1], _LIMITS)
+            else:
+                trial.start(_LIMITS)
             trial.execute("make_samples", to=str(samples), input="", count=1)
             trial.execute("load_samples", **{"from": str(samples)})
             trial.measure(rows=1, runs=RUNS, first=0, seconds=MAX_SECONDS)
             found = trial.answer_pictures(pictures, scratch / "picture_answers.npz")
-        finally:
+            if trial.kind == InvalidRequest.__name__:
+                raise InvalidRequest(trial.reason)
+            if reference is not None:
+                trial.compare_pictures(reference, expected, found)
+            elif found:
+                reference, expected = trial, found
+            else:
+                break
+    finally:
+        for trial in trials:
             trial.kill()
-        if trial.kind == InvalidRequest.__name__:
-            raise InvalidRequest(trial.reason)
-        if reference is not None:
-            trial.compare_pictures(reference, expected, found)
-        elif found:
-            reference, expected = trial, found
-        else:
-            break
     if reference is None:
         return None
     in_force = reference.facts["precision"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grp
+import os
 import platform
 import re
 import sys
@@ -135,13 +137,25 @@ def _power(section: str, reading: MachineReading) -> Finding:
         return Finding(section, "power", f"{reading.power_mw / 1000:.1f} W{limit} ({source})")
     if reading.energy:
         return Finding(section, "power", f"by the energy of {', '.join(item.name for item in reading.energy)}")
+    why = " ".join(reading.missing.values())
+    unreadable = re.search(r"\S+/energy_uj", why)
     advice = ""
-    if any("energy_uj" in why for why in reading.missing.values()):
+    if unreadable:
+        # A file of its own, because a package replaces its own in /usr/lib/tmpfiles.d with each upgrade.
         advice = (
-            "let the service read it: uncomment the last line of /etc/tmpfiles.d/edge-server.conf "
-            "(systemd/tmpfiles.conf in a clone)"
+            f"let the server read it: echo 'z {unreadable[0]} 0440 root {_server_group()} -' | "
+            "sudo tee /etc/tmpfiles.d/edge-server-energy.conf && sudo systemd-tmpfiles --create edge-server-energy.conf"
         )
     return Finding(section, "power", reading.missing.get("power_mw", "not reported"), FindingLevel.NOTE, advice)
+
+
+def _server_group() -> str:
+    """Return the group of the service that the packages and installers set up, or without it the one of this user, who
+    starts a server that pip installed."""
+    try:
+        return grp.getgrnam("edge").gr_name
+    except KeyError:
+        return grp.getgrgid(os.getegid()).gr_name
 
 
 def _gpu(section: str, name: str, is_lost: bool, missing: object) -> Iterator[Finding]:

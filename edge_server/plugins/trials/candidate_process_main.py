@@ -9,6 +9,7 @@ The process also exits at the end of its input and when its parent exits.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -60,6 +61,10 @@ class OpenedModel(TrialModel):
     def __init__(self, job: Mapping[str, Any], out: TextIO) -> None:
         super().__init__()
         self._out = out
+        self._closing = contextlib.ExitStack()
+        self._open_model(job)
+
+    def _open_model(self, job: Mapping[str, Any]) -> None:
         self._profiles: list[str] = job["profiles"]
         began_s = time.perf_counter()
         self._resolved = _resolve(job)
@@ -69,14 +74,15 @@ class OpenedModel(TrialModel):
             raise LoadError("; ".join(self.spec.notes) or f"backend '{self.spec.backend}' replaces it")
         self._plan = BatchPlan(self.spec)
         self._engines = CandidateEngines(self.spec, self._resolved.file, job, self.progress)
-        self._session = self._open(job)
+        self._session = self._open_session(job)
+        self._closing.callback(self._session.close)
         self.load_s = time.perf_counter() - began_s
         self._batches: dict[tuple[int, int], Mapping[str, Array]] = {}
 
     def progress(self, text: str, percent: float) -> None:
         write_message(self._out, {"progress": text, "percent": percent})
 
-    def _open(self, job: Mapping[str, Any]) -> Session:
+    def _open_session(self, job: Mapping[str, Any]) -> Session:
         spec, resolved = self.spec, self._resolved
         group = spec.instance_groups[0]
         device = group.gpus[0] if group.kind is InstanceKind.GPU and group.gpus else None
@@ -93,6 +99,17 @@ class OpenedModel(TrialModel):
             session.close()
             raise Unsupported(f"model '{spec.name}': backend '{spec.backend}' answers requests, not batches of rows")
         return session
+
+    def reopen(self, command: Mapping[str, Any]) -> dict[str, object]:
+        """Close the model, and open the one of another job, so that its runtime is not imported again. Return its
+        `facts`, or how it `failed` and of which `kind`: this process can open others then."""
+        self.close()
+        self._samples = []
+        try:
+            self._open_model(command["job"])
+        except EdgeServerError as error:
+            return {"failed": error.message, "kind": type(error).__name__}
+        return {"facts": self.facts()}
 
     def facts(self) -> dict[str, object]:
         """Return the runtime, device, precision and other properties of the opened model."""
@@ -194,7 +211,7 @@ class OpenedModel(TrialModel):
         return {"kept": self._engines.keep_engine(float(command["difference"]), str(command["reference"]))}
 
     def close(self) -> None:
-        self._session.close()
+        self._closing.close()
 
 
 def open_once(job: Mapping[str, Any]) -> dict[str, object]:

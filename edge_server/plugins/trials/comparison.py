@@ -6,6 +6,7 @@ All candidates stay open and run a few inferences in turn, so that heat or other
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,10 +83,24 @@ class CandidateTrial:
             return
         self.facts = self._record_failure(lambda: child.open(self.job, report)) or {}
 
+    def start_in_place_of(self, other: CandidateTrial, limits: ChildLimits) -> None:
+        """Close the model of `other`, and open this one in its process; in a new one if that has ended. A failure is
+        recorded in `reason`."""
+        self._child, other._child = other._child, None
+        if self._child is None:
+            self.start(limits)
+            return
+        opened = self.execute("reopen", job={**self.job, "parent": os.getpid()}) or {}
+        self.facts = opened.get("facts", {})
+        if "failed" in opened:  # the process lives, and opens others
+            self.reason, self.kind = opened["failed"], opened["kind"]
+
     def execute(self, command: str, **fields: object) -> dict[str, Any] | None:
         """Execute a command and return its result; None if the candidate fails or has failed before."""
         child = self._child
-        return None if child is None else self._record_failure(lambda: child.execute(command, **fields))
+        if child is None or self.reason:
+            return None
+        return self._record_failure(lambda: child.execute(command, **fields))
 
     def measure(self, *, rows: int, runs: int, first: int, seconds: float) -> None:
         """Add the times of up to `runs` runs of `rows` samples, from the sample `first` on, to `times_ms`."""

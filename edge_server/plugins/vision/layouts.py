@@ -189,6 +189,12 @@ LAYOUTS: Sequence[Layout] = (
         "ppyoloe", "detect", ("A, 4", "C, A"), {"detection_head": "ppyoloe"}, _IMAGENET, anchors_per_cell=1,
         inputs=PADDLE_INPUTS,
     ),
+    # SSD and others without NMS, whose exporters name the outputs as they like.
+    Layout("boxes-and-scores", "detect", ("A, 4", "A, C"), {"detection_head": "ssd"}, _STRETCH),
+    Layout(
+        "boxes-and-scores-pixels", "detect", ("A, 4", "A, C"),
+        {"detection_head": "ssd", "detection_box_unit": "pixels"}, _STRETCH,
+    ),
     Layout(
         "nanodet-plus", "detect", ("A, C + 32",), {"detection_head": "nanodet_plus"}, _NANODET_IMAGE,
         anchors_per_cell=1, max_stride=64,

@@ -59,34 +59,43 @@ def test_a_file_that_may_hold_code_is_named_before_it_is_opened(
     assert main(["add", "net.pt2"]) != 0
 
 
-def export_of_unknown_training() -> onnx.ModelProto:
-    """Return a detector without metadata that sees its boxes in smooth pictures from 0 to 1, and nothing in noise."""
-    answer = detect()[None].astype(np.float32)
-    is_score = np.zeros((1, answer.shape[1], 1), np.float32)
-    is_score[:, 4:] = 1
-    constants = {
-        "answer": answer, "is_score": is_score, "is_box": 1 - is_score, "eight": np.float32(8), "one": np.float32(1),
+def export_of_unknown_training(answers: dict[str, np.ndarray], scores: tuple[str, int]) -> onnx.ModelProto:
+    """Return a detector without metadata that sees its boxes in smooth pictures from 0 to 1, and nothing in noise.
+
+    `answers` are its outputs. `scores` are the output with the scores, and its first row of them.
+    """
+    constants: dict[str, Any] = {
+        "eight": np.float32(8), "one": np.float32(1),
         "zero": np.float32(0), "start": np.array([1], np.int64), "end": np.array([SIDE], np.int64),
         "from": np.array([0], np.int64), "to": np.array([SIDE - 1], np.int64), "axis": np.array([3], np.int64),
     }  # fmt: skip
     make = helper.make_node
+    nodes = [
+        make("Slice", ["images", "start", "end", "axis"], ["right"]),
+        make("Slice", ["images", "from", "to", "axis"], ["left"]),
+        make("Sub", ["right", "left"], ["step"]),
+        make("Abs", ["step"], ["size"]),
+        make("ReduceMean", ["size"], ["mean"], axes=[1, 2, 3], keepdims=0),
+        make("Mul", ["mean", "eight"], ["roughness"]),
+        make("Sub", ["one", "roughness"], ["open"]),
+        make("Clip", ["open", "zero", "one"], ["smoothness"]),
+    ]
+    for name, answer in answers.items():
+        values = answer[None].astype(np.float32)
+        is_score = np.zeros_like(values)
+        if name == scores[0]:
+            is_score[:, scores[1] :] = 1
+        constants |= {f"{name}_answer": values, f"{name}_is_score": is_score, f"{name}_is_box": 1 - is_score}
+        nodes += [
+            make("Mul", [f"{name}_is_score", "smoothness"], [f"{name}_scaled"]),
+            make("Add", [f"{name}_scaled", f"{name}_is_box"], [f"{name}_factor"]),
+            make("Mul", [f"{name}_answer", f"{name}_factor"], [name]),
+        ]
     graph = helper.make_graph(
-        [
-            make("Slice", ["images", "start", "end", "axis"], ["right"]),
-            make("Slice", ["images", "from", "to", "axis"], ["left"]),
-            make("Sub", ["right", "left"], ["step"]),
-            make("Abs", ["step"], ["size"]),
-            make("ReduceMean", ["size"], ["mean"], axes=[1, 2, 3], keepdims=0),
-            make("Mul", ["mean", "eight"], ["roughness"]),
-            make("Sub", ["one", "roughness"], ["open"]),
-            make("Clip", ["open", "zero", "one"], ["smoothness"]),
-            make("Mul", ["is_score", "smoothness"], ["scaled"]),
-            make("Add", ["scaled", "is_box"], ["factor"]),
-            make("Mul", ["answer", "factor"], ["output0"]),
-        ],
+        nodes,
         "detector",
         [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, SIDE, SIDE])],
-        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, answer.shape)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, *one.shape)) for name, one in answers.items()],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
     return finish(graph)
@@ -112,7 +121,7 @@ def test_the_report_of_a_forest_names_the_most_rows_and_both_libraries(
 def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(folder / "bare.onnx", export_of_unknown_training())
+    save(folder / "bare.onnx", export_of_unknown_training({"output0": detect()}, ("output0", 4)))
     assert main(["add", "bare.onnx"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"kind    yolov8 detect, 3 classes; rgb, pixels / 255\nchosen  the file does not say it", said), (
@@ -127,6 +136,33 @@ def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written
     assert "# Not proven: the class names are unknown." in config
     assert "# Not chosen:" in config
     assert "bgr, pixels / 255: it sees 0 0." in config
+
+
+@pytest.mark.usefixtures("tried_here")
+@pytest.mark.parametrize(
+    ("unit", "layout"), [(1.0, "boxes-and-scores-pixels"), (SIDE, "boxes-and-scores"), (0.0, "")], ids=str
+)
+def test_boxes_and_scores_of_other_names_are_a_detector_if_the_boxes_are_plausible(
+    folder: Path, capsys: pytest.CaptureFixture[str], unit: float, layout: str
+) -> None:
+    rows = np.asarray(detect()).T
+    centre, half = rows[:, :2], rows[:, 2:4] / 2
+    boxes = np.concatenate((centre - half, centre + half), axis=1)
+    # Without a unit: offsets from priors, which the network does not have.
+    boxes = boxes / unit if unit else np.random.default_rng(5).normal(size=boxes.shape)
+    answers = {"374": rows[:, 4:], "373": boxes}
+    save(folder / "bare.onnx", export_of_unknown_training(answers, ("374", 0)))
+    assert main(["add", "bare.onnx"]) == 0
+    said = capsys.readouterr().out
+    config = (folder / "model_repository/bare/config.pbtxt").read_text()
+    if not layout:
+        assert "Not decided" in said
+        assert '\nparameters { key: "detection_head"' not in config
+        return
+    assert f"kind    {layout} detect, 3 classes; rgb, pixels / 255\nchosen  the file does not say it" in said, said
+    assert re.search(r"picture 0 0\.[67]\d at .*\nnoise   0 detections", said)
+    assert '\nparameters { key: "detection_outputs" value { string_value: "373,374" } }' in config
+    assert ('\nparameters { key: "detection_box_unit" value { string_value: "pixels" } }' in config) == (unit == 1)
 
 
 @pytest.mark.usefixtures("tried_here")

@@ -12,6 +12,7 @@ import pytest
 from edge_server.core.output_difference import OutputDifference
 from edge_server.errors import InvalidRequest
 from edge_server.plugins.add.runtime_trial import try_precisions
+from edge_server.plugins.trials import candidate_list, comparison
 from edge_server.plugins.trials.best_candidate import Objective, SelectionRule, choose, rejection
 from edge_server.plugins.trials.candidate import RuntimeCandidate
 from edge_server.plugins.trials.comparison import CandidateTrial, ComparisonResult
@@ -160,3 +161,26 @@ def test_the_bundled_classifier_is_compared_on_real_pictures_in_each_precision_o
     pictures = [COFFEE, tmp_path / "damaged.jpg"]
     with pytest.raises(InvalidRequest, match=r"picture '.*damaged\.jpg'"):
         try_precisions(tmp_path / "models", "efficientnet_lite0", (), pictures, {}, tmp_path / "again")
+
+
+@pytest.mark.usefixtures("tried_here")
+def test_one_process_tries_all_precisions_also_after_one_that_the_processor_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+
+    class Counted(comparison.CandidateProcess):
+        def open(self, job: Any, report: Any) -> dict[str, Any]:
+            started.append(job["runtime"])
+            return super().open(job, report)
+
+    monkeypatch.setattr(comparison, "CandidateProcess", Counted)
+    monkeypatch.setattr(candidate_list, "_REDUCED_CPU_PRECISIONS", {"onnxruntime": (), "openvino": ("f64", "auto")})
+    shutil.copytree(BUNDLED / "efficientnet_lite0", tmp_path / "models/efficientnet_lite0")
+    found = try_precisions(tmp_path / "models", "efficientnet_lite0", (), [COFFEE], {}, tmp_path)
+    assert found is not None
+    assert len(started) == 1
+    # The one after it was opened: what "auto" chooses depends on the processor.
+    assert [line.split(": ")[0] for line in found.lines][:1] == ["openvino f64"]
+    assert "does not offer precision 'f64'" in found.lines[0]
+    assert not any("openvino auto: model" in line for line in found.lines)

@@ -252,6 +252,8 @@ CASES: dict[str, dict[str, np.ndarray]] = {
     "mmdeploy": {"dets": spread(beside(corners(), ONE), 100), "labels": spread(LABEL, 100)[:, 0]},
     "openvino-boxes": {"boxes": spread(beside(corners(), ONE), 100), "labels": spread(LABEL, 100)[:, 0]},
     "ppyoloe": {"scores": spread(scores(), CELLS).T, "boxes": spread(corners(), CELLS)},
+    "boxes-and-scores": {"374": spread(scores(), 900), "373": spread(corners(SIDE), 900)},
+    "boxes-and-scores-pixels": {"374": spread(scores(), 900), "373": spread(corners(), 900)},
     "nanodet-plus": {"o": np.concatenate(PLUS)},
     "nanodet": {"o": np.concatenate(MIDDLE[:3])},
     "picodet": {
@@ -339,7 +341,7 @@ def test_each_class_of_a_box_is_a_detection_with_sigmoid(make_fit: Any) -> None:
     both = spread([[logit(0.8), logit(0.1), logit(0.6)]], 300, -9)
     values = {"labels": both, "dets": spread(centred(SIDE)[:1], 300)}
     spec = network({name: array.shape for name, array in values.items()})
-    (match,) = candidates(spec, {})
+    match = candidates(spec, {})[0]
     assert match.is_certain
     seen = decode(match, spec, values, make_fit)
     assert [(item.class_index, round(item.score, 3)) for item in seen] == [(0, 0.8), (2, 0.6)]

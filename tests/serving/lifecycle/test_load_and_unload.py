@@ -114,6 +114,11 @@ def test_an_unknown_name_gets_the_nearest_one_unless_it_is_long_or_many_are_aske
     assert [refusal("same_int23") for _ in range(30)].count(nearest) == 10
     clock.monotonic = lambda: 8.5
     assert refusal("same_int23") == nearest
+    clock.monotonic = lambda: 9.5
+    for _ in range(10):  # A submit looks the model up once.
+        with pytest.raises(UnknownModel) as caught:
+            core.submit(model="same_int23")
+        assert str(caught.value) == nearest
 
 
 def test_a_model_that_still_loads_is_refused_for_now_and_others_answer_meanwhile(
