@@ -78,8 +78,10 @@ def _view_numbers(dtype: DType, count: int, data: Buffer) -> npt.NDArray[np.gene
         # C clients send any non-zero byte for true. numpy's bool has no defined meaning for bytes above 1.
         return octets.view(np.bool_) if octets.max() <= 1 else octets != 0
     array = np.frombuffer(data, dtype.numpy)
+    if not array.flags.aligned:
+        array = array.copy()
     array.flags.writeable = False
-    return array if array.flags.aligned else array.copy()
+    return array
 
 
 def _parse_strings(name: str, count: int, data: Buffer, model: str) -> npt.NDArray[np.generic]:

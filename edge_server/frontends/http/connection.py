@@ -43,6 +43,9 @@ tick more."""
 READ_BYTES = 64 * 1024
 """Maximum bytes of one read. A body of known length is read directly into its buffer, without this limit."""
 
+_COPY_BYTES = 4096
+"""A body of this size or less that came with its head is copied: that costs less than views of it."""
+
 _KEEP_ALIVE_S = 3630.0
 """Time after which an idle connection is closed. It is longer than that of usual proxies, so that the proxy closes
 first."""
@@ -363,13 +366,14 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._start_body(head, target, data, end)
             return
         self.began_ns = 0
-        self._keep_rest(data, end + size)
+        if end + size < len(data):
+            self._held, self._held_at = data, end + size
         if isinstance(target, HttpResponse):
             self._phase = _Phase.BUSY
             self.send_response(target)
             return
         self._target = target
-        self._run_target(memoryview(data)[end : end + size] if size else b"")
+        self._run_target(data[end : end + size] if size <= _COPY_BYTES else memoryview(data)[end : end + size])
 
     def _start_body(self, head: RequestHead, target: RequestTarget | HttpResponse, data: bytes, start: int) -> None:
         """Receive an incomplete body; if the request is refused, respond at once and discard the body."""

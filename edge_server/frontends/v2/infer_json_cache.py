@@ -101,16 +101,24 @@ class _CachedRequest(NamedTuple):
     memo: RequestMemo
 
 
+class _CachedOutput(NamedTuple):
+    """An output of a cached response; `is_raw`: it is sent as raw bytes, `nbytes` of them."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    is_raw: bool
+    nbytes: int
+
+
 class _CachedResponse(NamedTuple):
     """The JSON text of a generation's responses, valid while the outputs have these types and shapes."""
 
     spec: ModelSpec
     version: int
-    outputs: list[tuple[str, DType, tuple[int, ...]]]
-    """Name, type and shape of each output, in the order of the response."""
-    raw: tuple[bool, ...]
-    """Whether each output is sent as raw bytes."""
-    fixed_texts: tuple[str, ...]
+    outputs: tuple[_CachedOutput, ...]
+    """In the order of the response."""
+    fixed_texts: tuple[bytes, ...]
     """The text before, between and behind the arrays of numbers, without the first character: the id replaces it."""
 
 
@@ -133,20 +141,19 @@ class InferJsonCache:
 
     def lookup(self, body: Buffer, header_length: int | None, model: str, version: int | None) -> DecodedRequest | None:
         """Return the request with its memo if its JSON text is cached and its data are valid, else None."""
-        view = memoryview(body)
         if header_length is None:
-            if len(view) > LARGE_BYTES:
+            if len(body) > LARGE_BYTES:
                 return None
-            text, request_id = _split_id(bytes(view))
+            text, request_id = _split_id(bytes(body))
             start = text.find(_DATA_KEY) + len(_DATA_KEY)
             cached = self._requests.get((model, version, text[:start])) if start >= len(_DATA_KEY) else None
             inputs = None if cached is None else _from_numbers(cached, text, start, model)
-        elif 0 < header_length <= min(MAX_KEY_BYTES, len(view)):
-            text, request_id = _split_id(bytes(view[:header_length]))
+        elif 0 < header_length <= MAX_KEY_BYTES:
+            text, request_id = _split_id(bytes(body[:header_length]))
             cached = self._requests.get((model, version, text))
-            if cached is None or cached.fixed_texts or cached.size != len(view) - header_length:
+            if cached is None or cached.fixed_texts or cached.size != len(body) - header_length:
                 return None
-            inputs = _from_raw(cached, view[header_length:], model)
+            inputs = _from_raw(cached, body, header_length, model)
         else:
             return None
         if cached is None or inputs is None:
@@ -162,37 +169,39 @@ class InferJsonCache:
         self, response: Response, decoded: DecodedRequest, spec: ModelSpec
     ) -> tuple[bytes, list[bytes | memoryview], int | None]:
         """Encode a response; see `encode_infer`."""
-        memo, outputs = decoded.request.memo, response.outputs
-        if memo is None or response.parameters or response.request_id != decoded.request.id:
+        memo, request_id = decoded.request.memo, response.request_id
+        if memo is None or response.parameters or request_id != decoded.request.id:
             return encode_infer(response, decoded, spec)
         cached = memo.front_end
         if (
             type(cached) is not _CachedResponse
             or cached.spec is not response.spec
             or cached.version != response.version
-            or cached.outputs != [(tensor.name, tensor.dtype, tensor.array.shape) for tensor in outputs]
+            or len(cached.outputs) != len(response.outputs)
         ):
             memo.front_end = _new_cached_response(response, decoded, spec)
             return encode_infer(response, decoded, spec)
         chunks: list[bytes | memoryview] = []
-        texts = [f'{{"id":"{response.request_id}",' if response.request_id else "{", cached.fixed_texts[0]]
+        texts = [b'{"id":"%b",' % request_id.encode("ascii") if request_id else b"{", cached.fixed_texts[0]]
         following = 1
-        for tensor, is_raw in zip(outputs, cached.raw, strict=True):
-            if is_raw:
-                array = tensor.array
-                if array.nbytes < _COPY_BELOW_BYTES:
-                    chunks.append(array.tobytes())
-                    continue
+        for tensor, known in zip(response.outputs, cached.outputs):  # noqa: B905 - of equal length, see above
+            array = tensor.array
+            if tensor.name != known.name or tensor.dtype is not known.dtype or array.shape != known.shape:
+                memo.front_end = _new_cached_response(response, decoded, spec)
+                return encode_infer(response, decoded, spec)
+            if not known.is_raw:
+                # As in json_text_from_tensor, which also writes NaN and infinities ("n").
+                numbers = format_numbers(array.reshape(-1).tolist())
+                numbers = json_text_from_tensor(tensor) if "n" in numbers else numbers
+                texts += (numbers.encode("ascii"), cached.fixed_texts[following])
+                following += 1
+            elif known.nbytes < _COPY_BELOW_BYTES:
+                chunks.append(array.tobytes())
+            else:
                 # As in raw_from_tensor, which copies an array that is not contiguous.
                 is_contiguous = array.flags.c_contiguous and array.ndim
                 chunks.append(array.data.cast("B") if is_contiguous else raw_from_tensor(tensor))
-            else:
-                # As in json_text_from_tensor, which also writes NaN and infinities ("n").
-                numbers = format_numbers(tensor.array.reshape(-1).tolist())
-                numbers = json_text_from_tensor(tensor) if "n" in numbers else numbers
-                texts += (numbers, cached.fixed_texts[following])
-                following += 1
-        text = "".join(texts).encode("ascii")
+        text = b"".join(texts)
         return text, chunks, len(text) if chunks else None
 
     def _store(self, body: Buffer, header_length: int | None, decoded: DecodedRequest) -> None:
@@ -232,16 +241,20 @@ def _split_id(text: bytes) -> tuple[bytes, str]:
     return (text, "") if match is None else (b"{" + text[match.end() :], match[1].decode("ascii"))
 
 
-def _from_raw(cached: _CachedRequest, payload: memoryview, model: str) -> dict[str, Tensor]:
-    """Return the tensors of the raw bytes behind a text."""
+def _from_raw(cached: _CachedRequest, body: Buffer, offset: int, model: str) -> dict[str, Tensor]:
+    """Return the tensors of the raw bytes behind a text of `offset` bytes."""
     inputs: dict[str, Tensor] = {}
     for part in cached.parts:
-        if part.is_plain:
-            array = np.ndarray(part.shape, part.dtype.numpy, payload, part.start)
-            inputs[part.name] = Tensor(part.name, part.dtype, array if array.flags.aligned else array.copy())
-        else:
-            data = payload[part.start : part.end]
+        start, end = offset + part.start, offset + part.end
+        if not part.is_plain:
+            data = memoryview(body)[start:end]
             inputs[part.name] = tensor_from_raw(part.name, part.dtype, part.shape, data, model=model)
+            continue
+        array = None if end - start < _COPY_BELOW_BYTES else np.ndarray(part.shape, part.dtype.numpy, body, start)
+        if array is None or not array.flags.aligned:
+            # A new bytes object is aligned.
+            array = np.ndarray(part.shape, part.dtype.numpy, bytes(body[start:end]))
+        inputs[part.name] = Tensor(part.name, part.dtype, array)
     return inputs
 
 
@@ -369,7 +382,9 @@ def _new_cached_response(response: Response, decoded: DecodedRequest, spec: Mode
     return _CachedResponse(
         response.spec,
         response.version,
-        [(item.name, item.dtype, item.shape) for item in outputs],
-        tuple(is_sent_raw(item.name, decoded) for item in outputs),
-        tuple(text[1:].split(_PLACEHOLDER)),
+        tuple(
+            _CachedOutput(item.name, item.dtype, item.shape, is_sent_raw(item.name, decoded), item.nbytes)
+            for item in outputs
+        ),
+        tuple(text[1:].encode("ascii").split(_PLACEHOLDER.encode("ascii"))),
     )

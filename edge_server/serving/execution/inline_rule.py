@@ -24,7 +24,8 @@ _NEWEST_PART = 0.2
 """Weight of the newest measured run in the mean processor time."""
 
 _ALWAYS_MEASURED_US = 100.0
-"""All runs longer than this are measured: measuring adds less than one percent to them."""
+"""A model whose runs take longer has all of them measured: that adds less than one percent to them. A single run that
+takes less is no reason to measure: no front end minds being held for so long."""
 _SKIPPED = 15
 _MEASURED_AFTER_SLOW = 16
 
@@ -54,7 +55,7 @@ class InlineRule:
     would still count as fast; its mean processor time shows them, and other threads cannot increase it.
 
     Reading the processor time costs a system call before and after a run. So of a model with short runs only every 16th
-    run is measured, and the next 16 after a run that took twice the usual time.
+    run is measured, and the next 16 after a run that took twice the usual time and over 100 µs.
     """
 
     def __init__(self, info: SessionInfo, is_decoupled: bool) -> None:
@@ -100,7 +101,7 @@ class InlineRule:
             walls_us = sorted(self._walls_us)
             run_us = max(walls_us[len(walls_us) // 4], self._processor_us)
         self.needed_hold_us = needed_hold_us(self._info, self._is_decoupled, run_us)
-        self.slow_ns = 2000 * run_us
+        self.slow_ns = 1000 * max(2 * run_us, _ALWAYS_MEASURED_US)
         self._runs_to_measure -= 1
         is_known = self._runs_to_measure <= 0 and run_us <= _ALWAYS_MEASURED_US
         self.runs_to_skip = _SKIPPED if is_known else 0

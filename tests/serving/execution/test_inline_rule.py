@@ -96,6 +96,8 @@ def test_of_short_runs_few_are_measured_and_more_after_a_slow_one() -> None:
     assert measured(16) == 16
     assert QUICK[0] < rule.slow_ns < PREEMPTED[0]
     assert measured(160) == 10
+    # Cold caches: slower than usual, and still short.
+    assert measured(160, 4 * QUICK[0]) == 10
     while rule.begin():
         rule.note(*QUICK)
     rule.end(PREEMPTED[0], 0)
