@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from edge_server.plugins.vision.outputs.box_candidates import (
     add_full_scores,
     count_cells,
     grid_cells,
+    place_grids,
 )
 from edge_server.plugins.vision.outputs.output_parameters import Activation
 from edge_server.plugins.vision.outputs.output_tensors import FloatArray, activate, select_top_k, shape_matches
@@ -45,6 +46,15 @@ class YuNet(DetectionHead):
 
     size: NetworkSize
     strides: tuple[int, ...]
+    _corners: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    """(A, 2): upper left corner of each cell, in cells of its grid."""
+    _strides: npt.NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    """(A, 1)"""
+
+    def __post_init__(self) -> None:
+        corners, strides = place_grids(self.size, self.strides, 0)
+        object.__setattr__(self, "_corners", corners)
+        object.__setattr__(self, "_strides", strides)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -57,26 +67,21 @@ class YuNet(DetectionHead):
         return None if matches else ", ".join(str(list(pattern)) for pattern in patterns)
 
     def decode(self, arrays: Sequence[FloatArray], threshold: float) -> Candidates:
-        found = [
-            self._select(stride, arrays[index :: len(self.strides)], threshold)
-            for index, stride in enumerate(self.strides)
-        ]
-        scores, strides, corner, boxes, landmarks = (np.concatenate(grids) for grids in zip(*found, strict=True))
+        # All grids at once: on so few cells, a call of numpy costs more than what it computes.
+        count = len(self.strides)
+        classes, objectness = np.concatenate(arrays[: 2 * count]).reshape(2, -1).clip(0, 1)
+        scores = np.sqrt(classes * objectness)
         order = select_top_k(scores, threshold, MAX_CANDIDATES)
-        stride, corner, box = strides[order, None], corner[order], boxes[order].astype(np.float64)
+        if not len(order):  # most frames: spares them the copies of all boxes and landmarks
+            return Candidates(np.empty((0, 4)), scores[order], order)
+        corner, stride = self._corners[order], self._strides[order]
+        box = np.concatenate(arrays[2 * count : 3 * count])[order].astype(np.float64)
+        landmarks = np.concatenate(arrays[3 * count :])[order].astype(np.float64)
         centre = (corner + box[:, :2]) * stride
         half = np.exp(box[:, 2:]) * stride / 2
-        points = (landmarks[order].astype(np.float64).reshape(-1, 5, 2) + corner[:, None]) * stride[:, None]
+        points = (landmarks.reshape(-1, 5, 2) + corner[:, None]) * stride[:, None]
         corners = np.concatenate((centre - half, centre + half), axis=1)
         return Candidates(corners, scores[order], np.zeros(len(order), np.int64), add_full_scores(points))
-
-    def _select(self, stride: int, arrays: Sequence[FloatArray], threshold: float) -> tuple[npt.NDArray[Any], ...]:
-        """Return of the best cells of a grid: scores, strides, corners in cells, boxes and landmarks."""
-        classes, objectness, boxes, landmarks = arrays
-        scores = np.sqrt(np.clip(classes[:, 0], 0, 1) * np.clip(objectness[:, 0], 0, 1))
-        indices = select_top_k(scores, threshold, MAX_CANDIDATES)
-        corner = grid_cells(self.size, stride)[indices]
-        return scores[indices], np.full(len(indices), stride), corner, boxes[indices], landmarks[indices]
 
 
 ANCHORS_PER_CELL = 2
