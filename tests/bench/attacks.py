@@ -5,8 +5,8 @@ over gRPC, and 99th percentile over HTTP.
 
 Each attack runs against a server of its own, from a process of its own, and ends by itself. To add one, write a
 function that takes a `Target` and decorate it with `attack`; it runs until `Target.is_over` and returns what it sent,
-which is printed. `attack` also takes flags of the server, in which `{port}` is the port `Target.port`. The attack on
-constrained text needs the extra `llm`, the one on a robot's port `policies`, the one by cameras `vision`.
+which is printed. `attack` also takes flags of the server, in which `{port}` is the port `Target.port`. The attacks on
+constrained text need the extra `llm`, the one on a robot's port `policies`, the one by cameras `vision`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -437,15 +438,58 @@ def patterns_of_constrained_text(target: Target) -> Sent:
                 f"([{letters}]|a)*a([{letters[:1]}]|a){{9}}",
                 f"([{letters}]|a)*a(.|a){{9}}",
             ]
-            chat = {
-                "model": "language", "messages": [{"role": "user", "content": "say hello"}], "max_tokens": 2,
-                "guided_regex": patterns[number % len(patterns)],
-            }  # fmt: skip
-            body = json.dumps(chat, ensure_ascii=False).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {target.http}\r\nContent-Length: {len(body)}\r\n\r\n"
-            yield head.encode() + body
+            yield chat_request(target, guided_regex=patterns[number % len(patterns)])
 
     return press(target, 2, requests, target.connect_http1)
+
+
+@attack()
+def slow_schemas_of_constrained_text(target: Target) -> Sent:
+    """Two clients that send a JSON schema in each chat, beyond the limits or near them, and leave before every other
+    answer. Beside them a client asks the same model for text, and fails if it is not answered."""
+
+    def schema(number: int) -> dict[str, Any]:
+        # Each is a new one, so that none is remembered.
+        kinds: list[dict[str, Any]] = [
+            {"type": "string", "pattern": f"^((a{{1,1000}}){{1,1000}}){{1,{1000 + number}}}$"},
+            {"type": "string", "pattern": f"^x{number}[a-zA-Z0-9_-]{{1,60}}$"},
+            {"anyOf": [{"type": "string", "maxLength": 1000 + number}] * 600},
+            {"type": "object", "properties": {f"p{number}_{index}": {"type": "integer"} for index in range(85)}},
+        ]
+        return kinds[number % len(kinds)]
+
+    numbers = itertools.count()
+
+    def send() -> None:
+        while not target.is_over():
+            number = next(numbers)
+            named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema(number)}}
+            with target.connect_http1() as sock:
+                sock.sendall(chat_request(target, response_format=named))
+                if number % 2:
+                    sock.recv(1 << 16)
+
+    answers = 0
+    with ThreadPoolExecutor(2) as pool:
+        attackers = [pool.submit(send) for _ in range(2)]
+        while not target.is_over():
+            with target.connect_http1() as sock:
+                sock.sendall(chat_request(target))
+                answer = sock.recv(1 << 16)
+            if not answer.startswith(b"HTTP/1.1 200 "):
+                raise SystemExit(f"the client beside: {answer!r}")
+            answers += 1
+    for attacker in attackers:
+        attacker.result()
+    return {"chats": next(numbers), "answers beside": answers}
+
+
+def chat_request(target: Target, **members: object) -> bytes:
+    """Return a chat of two tokens with the language model."""
+    chat = {"model": "language", "messages": [{"role": "user", "content": "say hello"}], "max_tokens": 2, **members}
+    body = json.dumps(chat, ensure_ascii=False).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {target.http}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 @attack(
@@ -548,7 +592,7 @@ def measure(name: str, seconds: float, server_options: dict[str, Any]) -> dict[s
     `harness.server`."""
     with tempfile.TemporaryDirectory() as folder:
         harness.write_model(Path(folder), "small", MODEL)
-        if name == patterns_of_constrained_text.__name__:
+        if name.endswith("_of_constrained_text"):
             (Path(folder) / "language/1").mkdir(parents=True)
             shutil.copy(LANGUAGE_MODEL, Path(folder) / "language/1/model.gguf")
             (Path(folder) / "language/config.pbtxt").write_text('backend: "openvino_genai"')

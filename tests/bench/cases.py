@@ -69,17 +69,6 @@ def _write_python_model(repository: Path, name: str) -> None:
     harness.write_model(repository, name, f'backend: "python"\n{_SMALL}{tensors}', model)
 
 
-def write_models(repository: Path) -> None:
-    """Write the small models for this server."""
-    for name in _PYTHON:
-        _write_python_model(repository, name)
-    harness.write_model(repository, "identity", f'backend: "identity"\n{_SMALL}{_ONE}')
-    for name, tensors, model in (("add_sub", _TWO, add_sub()), ("frame", _FRAME, _first_pixel())):
-        config = f'backend: "onnxruntime"\n{_SMALL}{tensors}'
-        config += _parameter("intra_op_thread_count", 1)
-        harness.write_model(repository, name, config, {"model.onnx": model})
-
-
 def write_for_triton(here: Path, there: Path, models: Iterable[str]) -> None:
     """Write models for this server and for Triton, of the same name and runtime.
 

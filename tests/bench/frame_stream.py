@@ -1,4 +1,4 @@
-"""Measurements of frame streams: `python tests/bench/frame_stream.py [--tables=cpu,stages,rate,limited] [--rounds=N]`.
+"""Measurements of frame streams: `python tests/bench/frame_stream.py [--tables=cpu,stages,rate] [--rounds=N]`.
 
 - cpu: CPU time of client and server for a frame of 640x480, one and four cameras of 30 frames a second, beside the bare
   runtime with the same preprocessing, which a plain loop calls at the same rate: raw bgr8, JPEG, shared memory, and
@@ -7,7 +7,6 @@
   measure their own CPU time, without that of measured functions that they call.
 - rate: frames a second through one stream and through four beside the same loop at full speed, and the latency that the
   stream adds to one frame alone.
-- limited: four cameras of 30 frames a second at a model that can do 40: what each gets, how old, and what is dropped.
 
 Everything is measured in turns, round after round, and medians are printed. Quote the ratios: absolute numbers depend
 on the machine. Client and server share its cores, so the client's own cost is part of the stream's time. To measure a
@@ -41,7 +40,7 @@ from typing import Any
 import cv2
 import numpy as np
 import onnx
-from harness import ROOT, Server, ended, free_ports, server
+from harness import ROOT, Server, ended, free_ports, markdown, percentile, server, write_model
 
 import edge_server
 from edge_server.client import Delivery, Frame, FrameHeader, FrameStream, RegionSlice
@@ -71,7 +70,6 @@ UNDER_WAY = 2
 """Frames on their way at once where throughput is measured: one that runs, one that is made ready meanwhile."""
 
 TINY = """
-name: "tiny"
 backend: "onnxruntime"
 max_batch_size: 0
 input { name: "input" data_type: TYPE_FP32 dims: [ 1, 3, 224, 224 ] }
@@ -85,26 +83,13 @@ parameters { key: "image_stddev" value { string_value: "128" } }
 """
 """The mean of each channel: all that is left of the CPU time is for moving and preparing the frame."""
 
-LIMITED = """
-name: "limited"
-backend: "identity"
-max_batch_size: 0
-input { name: "INPUT0" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 224, 224 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }
-parameters { key: "image_fit" value { string_value: "stretch" } }
-parameters { key: "image_color" value { string_value: "bgr" } }
-parameters { key: "execute_delay_ms" value { string_value: "25" } }
-"""
-"""A model of 25 ms, so of 40 frames a second, whatever the machine is busy with."""
-
 
 # -- the models
 
 
 @contextlib.contextmanager
 def repository() -> Iterator[Path]:
-    """Every model once for each runtime and number of threads, with one instance as the bare loop has, and the limited
-    one."""
+    """Every model once for each runtime and number of threads, with one instance as the bare loop has."""
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "models"
         for model, runtime, threads in itertools.product(MODELS, RUNTIMES, THREADS):
@@ -117,10 +102,7 @@ def repository() -> Iterator[Path]:
             if threads:
                 config += f'parameters {{ key: "{SETTINGS[runtime]}" value {{ string_value: "{threads}" }} }}\n'
             (target / "config.pbtxt").write_text(config)
-        for name, config in (("limited", LIMITED), ("tiny", TINY)):
-            (folder / name / "1").mkdir(parents=True)
-            (folder / name / "config.pbtxt").write_text(config)
-        onnx.save(tiny_network(), folder / "tiny/1/model.onnx")
+        write_model(folder, "tiny", TINY, {"model.onnx": tiny_network().SerializeToString()})
         yield folder
 
 
@@ -326,10 +308,6 @@ def check(error: str) -> None:
         raise SystemExit(f"a frame failed: {error}")
 
 
-def share(values: Sequence[float], part: float) -> float:
-    return sorted(values)[min(int(part * len(values)), len(values) - 1)] if values else float("nan")
-
-
 # -- stages
 
 COUNTS_FLAG = "--stages-to="
@@ -455,7 +433,7 @@ def stage_times(folder: Path, rounds: int) -> None:
             (name, *(f"{statistics.median(one.get(name, 0.0) for one in each) / 1000:.0f}" for each in found.values()))
             for name in (f"{side} {stage}" for stage in (*names, "rest", "all"))
         ]
-    show(("stage", *found), rows)
+    print(markdown(("stage", *found), rows))
 
 
 def replay_stages(where: Server, home: Path, encoding: str, there: Path, here: Path) -> dict[str, float]:
@@ -523,7 +501,7 @@ def beside_the_runtime(where: Server, source: Pictures, rounds: int) -> None:
         rows.append((model, runtime, str(threads or "all"), wire, *figures))
         print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    show(heads, rows)
+    print(markdown(heads, rows))
 
 
 def _beside(
@@ -538,9 +516,9 @@ def _beside(
         one.append(stream_rate(where, name, wire, source, 1))
         four.append(stream_rate(where, name, wire, source, 4))
         latencies = stream_latencies(where, name, wire, source)
-        p50.append(share(took, 0.5))
-        added50.append(share(latencies, 0.5) - share(took, 0.5))
-        added99.append(share(latencies, 0.99) - share(took, 0.99))
+        p50.append(percentile(took, 0.5))
+        added50.append(percentile(latencies, 0.5) - percentile(took, 0.5))
+        added99.append(percentile(latencies, 0.99) - percentile(took, 0.99))
     rates = [f"{statistics.median(bare):.1f}"]
     for many in (one, four):
         ratios = [streamed / alone for streamed, alone in zip(many, bare, strict=True)]
@@ -572,7 +550,7 @@ def cpu_time(where: Server, source: Pictures, folder: Path, rounds: int) -> None
         rows.append((model, str(count), wire, *(f"{value:.2f}" for value in numbers), f"{fps:.1f}"))
         print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    show(heads, rows)
+    print(markdown(heads, rows))
 
 
 def served_name(model: str) -> str:
@@ -715,51 +693,11 @@ def at_rate(per_s: float, count: int) -> Iterator[int]:
         yield seq
 
 
-def four_cameras(where: Server, source: Pictures, wire: str = "raw") -> None:
-    print(f"\nfour cameras of {FPS:g} fps, {WIDTH}x{HEIGHT} {wire}, at a model of 40 fps, for {2 * CAMERA_S:g} s")
-    rows: list[tuple[str, ...]] = [() for _ in range(4)]
-
-    def watch(number: int) -> None:
-        sent: dict[int, float] = {}
-
-        def frames() -> Iterator[Frame]:
-            for frame in paced(source, wire, 2 * CAMERA_S):
-                sent[frame.header.seq] = time.perf_counter()
-                yield frame
-
-        ages, began = [], time.perf_counter()
-        with FrameStream(where.grpc, "limited", delivery=Delivery(notifies_drops=True)) as stream:
-            for result in stream.results(frames()):
-                check(result.error)
-                ages.append(time.perf_counter() - sent[result.header.seq])
-            passed, counts = time.perf_counter() - began, stream.counters()
-        there = ", ".join(f"{reason.name.lower()} {count}" for reason, count in counts.dropped.items())
-        times = [f"{share(ages, part) * 1000:.0f}" for part in (0.5, 0.99, 1.0)]
-        balance = counts.offered - counts.answered - counts.dropped_here - sum(counts.dropped.values())
-        rows[number] = (
-            f"camera {number}", f"{len(ages) / passed:.1f}", *times, str(counts.offered), str(counts.answered),
-            there, str(counts.dropped_here), str(balance),
-        )  # fmt: skip
-
-    threads = [threading.Thread(target=watch, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    show(("", "fps", "age p50 ms", "p99", "max", "offered", "answered", "dropped there", "never sent", "missing"), rows)
-
-
-def show(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]
-    for row in (heads, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
 def main() -> None:
     if sys.argv[1:] and sys.argv[1].startswith(COUNTS_FLAG):
         run_measured(Path(sys.argv[1].removeprefix(COUNTS_FLAG)), sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", default="cpu,rate,limited,stages")
+    parser.add_argument("--tables", default="cpu,rate,stages")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     tables = options.tables.split(",")
@@ -771,8 +709,6 @@ def main() -> None:
             cpu_time(where, source, folder, options.rounds)
         if "rate" in tables:
             beside_the_runtime(where, source, options.rounds)
-        if "limited" in tables:
-            four_cameras(where, source)
         if "stages" in tables:
             stage_times(folder, options.rounds)
 

@@ -24,7 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+import harness
+
+sys.path.insert(0, str(harness.ROOT))
 
 from tests.kit.server import serve
 
@@ -111,24 +113,9 @@ class Target(NamedTuple):
     """Process whose descendants, and itself, are measured."""
 
 
-def processes(root: int) -> list[int]:
-    found = [root]
-    for file in Path(f"/proc/{root}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended since
-            found += [item for child in file.read_text().split() for item in processes(int(child))]
-    return found
-
-
-def processor_s(root: int) -> float:
-    ticks = 0
-    for process in processes(root):
-        ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def peak_mb(root: int) -> float:
     """Return the largest peak of a process: of the server's, that of the model which took most."""
-    texts = [Path(f"/proc/{process}/status").read_text() for process in processes(root)]
+    texts = [Path(f"/proc/{process}/status").read_text() for process in harness.family(root)]
     return max(int(text.partition("VmHWM:")[2].split()[0]) for text in texts) / 1000
 
 
@@ -234,9 +221,9 @@ def measure(options: argparse.Namespace, systems: list[str], count: int, prompt:
                 target.send()
         for _ in range(options.rounds):
             for name, target in targets.items():
-                before_s = processor_s(target.root)
+                before_s = harness.cpu_s(target.root)
                 results = [target.send() for _ in range(options.times)]
-                costs[name].append((processor_s(target.root) - before_s) / (TOKENS * count * options.times))
+                costs[name].append((harness.cpu_s(target.root) - before_s) / (TOKENS * count * options.times))
                 rates[name].append(statistics.median(rate for rate, _ in results))
                 firsts[name] += [first for _, times_s in results for first in times_s]
         for name, target in targets.items():

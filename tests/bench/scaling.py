@@ -23,7 +23,6 @@ import itertools
 import json
 import math
 import os
-import re
 import resource
 import socket
 import statistics
@@ -207,28 +206,14 @@ class HttpConnection:
     """HTTP/1.1 connection that is kept alive."""
 
     def __init__(self, server: harness.Server) -> None:
-        host, _, port = server.http.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=30)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._open = contextlib.ExitStack()
+        self._send = self._open.enter_context(short.http_sender(server))
 
     def ask(self, model: str) -> None:
-        body, header_length = _BODY
-        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-        head += f"Inference-Header-Content-Length: {header_length}\r\n\r\n"
-        self._socket.sendall(head.encode() + body)
-        answer = b""
-        while b"\r\n\r\n" not in answer:
-            answer += _receive(self._socket)
-        fields, _, answered = answer.partition(b"\r\n\r\n")
-        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", fields)
-        assert length is not None, fields
-        while len(answered) < int(length[1]):
-            answered += _receive(self._socket)
-        if not fields.startswith(b"HTTP/1.1 200 "):
-            raise SystemExit(f"refused: {fields!r} {answered!r}")
+        self._send(f"/v2/models/{model}/infer", *_BODY)
 
     def close(self) -> None:
-        self._socket.close()
+        self._open.close()
 
 
 _BODY = short.binary_body(SMALL)
