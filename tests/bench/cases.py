@@ -63,10 +63,10 @@ def _parameter(key: str, value: object) -> str:
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 
 
-def _write_python_model(repository: Path, name: str) -> None:
-    tensors, compute = _PYTHON[name]
-    model = {"model.py": _MODEL_PY.format(compute=compute).encode()}
-    harness.write_model(repository, name, f'backend: "python"\n{_SMALL}{tensors}', model)
+def python_model(kind: str) -> tuple[str, dict[str, bytes]]:
+    """Return the configuration and the files of a Python model."""
+    tensors, compute = _PYTHON[kind]
+    return f'backend: "python"\n{_SMALL}{tensors}', {"model.py": _MODEL_PY.format(compute=compute).encode()}
 
 
 def write_for_triton(here: Path, there: Path, models: Iterable[str]) -> None:
@@ -90,7 +90,7 @@ def write_for_triton(here: Path, there: Path, models: Iterable[str]) -> None:
     for name in dict.fromkeys(models):
         for repository in (here, there):
             if name in _PYTHON:
-                _write_python_model(repository, name)
+                harness.write_model(repository, name, *python_model(name))
             else:
                 config, model = made[name]
                 harness.write_model(repository, name, config, {} if model is None else {"model.onnx": model()})
