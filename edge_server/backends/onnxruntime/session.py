@@ -63,6 +63,9 @@ _ELEMENTS = {
 }  # fmt: skip
 """onnxruntime's type names of outputs that can be bound -> numpy type."""
 
+_READABLE = 0x0101
+"""NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_ALIGNED of numpy's `flags.num`: what `readable` asks for, in one step."""
+
 NO_TARGETS: Mapping[str, DevicePiece] = {}
 
 
@@ -227,36 +230,42 @@ class OnnxSession(Session):
         raise BackendError(f"model '{self._model}': onnxruntime failed: {said}")
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        names = list(outputs)
-        feeds = {name: readable(array) for name, array in inputs.items()}
+        feeds = inputs
+        for name, array in inputs.items():
+            if array.flags.num & _READABLE != _READABLE:
+                feeds = {**feeds, name: readable(array)}
         if self._strings:
-            feeds.update({name: self._decode_strings(name, feeds[name]) for name in feeds.keys() & self._strings})
+            strings = {name: self._decode_strings(name, feeds[name]) for name in feeds.keys() & self._strings}
+            feeds = {**feeds, **strings}
         try:
-            arrays = self._run(names, feeds)
+            if self._bound is not None:
+                # Without targets all outputs are arrays on the host.
+                arrays: Sequence[Any] = self._bound.run(outputs, feeds)
+            elif self._bf16:
+                arrays = self._run_bf16(outputs, feeds)
+            else:
+                arrays = self._session.run(outputs, feeds, self._run_options)
         except self._failures as error:
             said = message_line(error)
         else:
-            found = dict(zip(names, arrays, strict=True))
+            found: dict[str, Array] = {}
+            for name in outputs:
+                # By position: zip costs as much as all the rest here.
+                found[name] = arrays[len(found)]
             if self._strings:
                 found.update({name: _encode_strings(found[name]) for name in found.keys() & self._strings})
             return found
         # Raised outside the handler: a chained traceback would keep the batch in memory.
         raise run_error(self._model, "onnxruntime", said, inputs, self._accepted)
 
-    def _run(self, names: list[str], feeds: Mapping[str, Array]) -> list[Array]:
-        if self._bound is not None:
-            # Without targets all outputs are arrays on the host.
-            return self._bound.run(names, feeds)  # type: ignore[return-value]
-        if self._bf16:
-            # OrtValues are the only form in which onnxruntime accepts and returns bfloat16.
-            values = {name: self._library.make_ort_value(array, name in self._bf16) for name, array in feeds.items()}
-            results = self._session.run_with_ort_values(names, values, self._run_options)
-            return [
-                _copy_bf16_patterns(value) if name in self._bf16 else np.array(value.numpy())
-                for name, value in zip(names, results, strict=True)
-            ]
-        arrays: list[Array] = self._session.run(names, feeds, self._run_options)
-        return arrays
+    def _run_bf16(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
+        # OrtValues are the only form in which onnxruntime accepts and returns bfloat16.
+        values = {name: self._library.make_ort_value(array, name in self._bf16) for name, array in feeds.items()}
+        results = self._session.run_with_ort_values(names, values, self._run_options)
+        return [
+            _copy_bf16_patterns(value) if name in self._bf16 else np.array(value.numpy())
+            for name, value in zip(names, results, strict=True)
+        ]
 
     def _decode_strings(self, name: str, array: Array) -> Array:
         """Convert UTF-8 bytes to str, which onnxruntime expects. Raises BackendError."""

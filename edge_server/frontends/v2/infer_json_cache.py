@@ -102,8 +102,9 @@ class _CachedRequest(NamedTuple):
 
 
 class _CachedOutput(NamedTuple):
-    """An output of a cached response; `is_raw`: it is sent as raw bytes, `nbytes` of them."""
+    """Output `position` of a cached response; `is_raw`: it is sent as raw bytes, `nbytes` of them."""
 
+    position: int
     name: str
     dtype: DType
     shape: tuple[int, ...]
@@ -184,7 +185,8 @@ class InferJsonCache:
         chunks: list[bytes | memoryview] = []
         texts = [b'{"id":"%b",' % request_id.encode("ascii") if request_id else b"{", cached.fixed_texts[0]]
         following = 1
-        for tensor, known in zip(response.outputs, cached.outputs):  # noqa: B905 - of equal length, see above
+        for known in cached.outputs:
+            tensor = response.outputs[known.position]
             array = tensor.array
             if tensor.name != known.name or tensor.dtype is not known.dtype or array.shape != known.shape:
                 memo.front_end = _new_cached_response(response, decoded, spec)
@@ -383,8 +385,8 @@ def _new_cached_response(response: Response, decoded: DecodedRequest, spec: Mode
         response.spec,
         response.version,
         tuple(
-            _CachedOutput(item.name, item.dtype, item.shape, is_sent_raw(item.name, decoded), item.nbytes)
-            for item in outputs
+            _CachedOutput(position, item.name, item.dtype, item.shape, is_sent_raw(item.name, decoded), item.nbytes)
+            for position, item in enumerate(outputs)
         ),
         tuple(text[1:].encode("ascii").split(_PLACEHOLDER.encode("ascii"))),
     )

@@ -308,7 +308,8 @@ class Scheduler(RequestsInFlight[Ticket]):
         runs: list[Run] = []
         expired: list[Ticket] = []
         with self._lock:
-            self._in_flight.difference_update(finished)
+            for ticket in finished:
+                self._in_flight.discard(ticket)
             self._free.append(instance)
             if not self._runs_single_requests or self._queue.size:
                 if self._limiter is not None:
