@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -27,7 +26,7 @@ class JsonLinesFile(Sink):
 
     def send(self, message: SinkMessage) -> bool:
         assert self._file is not None
-        line = json.dumps(message.as_json(), allow_nan=False).encode() + b"\n"
+        line = message.json_text().encode() + b"\n"
         try:
             if not self._has_name():
                 # Somebody deleted or renamed it, as programs that rotate logs do.

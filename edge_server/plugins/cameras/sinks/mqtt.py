@@ -157,7 +157,7 @@ class MqttBroker(Sink):
     def send(self, message: SinkMessage) -> bool:
         result, base = message.result, f"{self._topic}/{_name(message.source)}"
         if message.event is not None or message.answer is not None:
-            text = json.dumps(message.as_json(), allow_nan=False)
+            text = message.json_text()
             self._connection.publish([(f"{base}/event", text)], is_retained=False)
             if message.answer is not None:
                 self._keep_answer(message.source, message.answer.question, text)
@@ -175,7 +175,7 @@ class MqttBroker(Sink):
             self._describe_zones(retained, message)
             self._describe_questions(retained, message)
         if result is not None:
-            retained.values[f"{base}/result"] = json.dumps(message.as_json(), allow_nan=False)
+            retained.values[f"{base}/result"] = message.json_text()
         if result is not None and not result.error_code:
             counts = label_counts(result.detections)
             label = best_class(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,9 @@ class SinkMessage:
     event: ZoneEvent | None = None
     header: FrameHeader = field(default_factory=FrameHeader)
     answer: QuestionAnswer | None = None
+    encoded: list[str] = field(default_factory=list, repr=False, compare=False)
+    """The message as JSON, once a sink needed it. Copies of the message share it: one with another result needs its
+    own."""
 
     @property
     def is_state(self) -> bool:
@@ -64,6 +68,12 @@ class SinkMessage:
         if self.answer is not None:
             return self.answer.zones
         return None if self.event is None else (self.event.name,)
+
+    def json_text(self) -> str:
+        """Return the message as JSON, encoded once for all sinks that get it, unless two need it at the same time."""
+        if not self.encoded:
+            self.encoded.append(json.dumps(self.as_json(), allow_nan=False))
+        return self.encoded[0]
 
     def as_json(self) -> dict[str, Any]:
         if self.event is not None:

@@ -115,10 +115,10 @@ class SinkRunner:
             if classes and not result.error_code:
                 counted = tuple(one for one in result.detections if one.class_name in classes)
                 result = replace(result, detections=counted)
-                message = replace(message, result=result)
+                message = replace(message, result=result, encoded=[])
             if zones and not result.error_code:
                 result = replace(result, detections=counted_detections(result, zones))
-                message = replace(message, result=result)
+                message = replace(message, result=result, encoded=[])
             pace = self._paces.setdefault(message.source, _Pace())
             now_s = time.monotonic()
             if pace.held is not None:

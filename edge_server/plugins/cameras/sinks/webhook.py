@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import http.client
-import json
 from urllib.parse import unquote, urlsplit
 
 from edge_server.bounded_http import HttpClient
@@ -34,7 +33,7 @@ class Webhook(Sink):
         self._client = HttpClient(uses_proxy=False)
 
     def send(self, message: SinkMessage) -> bool:
-        body = json.dumps(message.as_json(), allow_nan=False).encode()
+        body = message.json_text().encode()
         try:
             with self._client.open(self._url, body, self._headers, timeout_s=TIMEOUT_S) as response:
                 status, is_success = response.status, response.is_success

@@ -105,7 +105,7 @@ class CameraStream:
         tally: FrameTally,
         totals: ModelTotals,
         *,
-        wake: Callable[[], None],
+        wake: Callable[[CameraStream], None],
         leave: Callable[[CameraStream], None],
         on_last_release: Callable[[CameraStream], None],
     ) -> None:
@@ -185,7 +185,7 @@ class CameraStream:
             if self._owes_credit():
                 self._on_change()
             if self.is_eligible:
-                self._wake()
+                self._wake(self)
 
     def close_input(self) -> None:
         """Mark the input as complete: the call ends without an error once everything is answered."""
@@ -231,7 +231,7 @@ class CameraStream:
         """Hold the stream's frames back, or release them. *Locked.*"""
         self._is_held = is_held
         if self.is_eligible:
-            self._wake()
+            self._wake(self)
 
     def track(
         self, flight: FrameInFlight, detections: tuple[Detection, ...], threshold: float, size: tuple[int, int]
@@ -283,7 +283,7 @@ class CameraStream:
             self._drop(flight, reason, detail)
             self._on_change()
             if self.is_eligible:
-                self._wake()
+                self._wake(self)
 
     def finish(self, flight: FrameInFlight, result: FrameResult) -> None:
         """Set the result of a taken frame."""
@@ -297,7 +297,7 @@ class CameraStream:
             self._running_count -= 1
             is_next = self._order[0] is flight
             if self.is_eligible:
-                self._wake()
+                self._wake(self)
         if is_next:
             self._on_result()
 
@@ -387,7 +387,7 @@ class CameraStream:
         if self._order and (result := self._order[0].result) is not None:
             self._complete(self._order.popleft(), result)
             if self.is_eligible:
-                self._wake()
+                self._wake(self)
             return result
         if self._notices:
             return self._notices.popleft()

@@ -45,6 +45,8 @@ class ModelWorkers:
         self._delaying_count = 0
         """Waiting workers that wake by themselves to choose."""
         self._streams: list[CameraStream] = []
+        self._ready: dict[CameraStream, None] = {}
+        """The eligible streams, and perhaps some that no longer are: of many cameras, few have a frame now."""
         self._turns: FairChoice[CameraStream] = FairChoice(priority_weight)
         self._estimate = RunEstimate()
         self._instance_count = 1
@@ -73,15 +75,19 @@ class ModelWorkers:
     def leave(self, stream: CameraStream) -> None:
         """Remove a stream. *Locked.*"""
         self._streams.remove(stream)
+        self._ready.pop(stream, None)
         self._turns.remove(stream)
         if not self._streams:
             self._wake_all()
 
-    def wake(self) -> None:
-        """Wake a worker because a stream became eligible. *Locked.*
+    def wake(self, stream: CameraStream) -> None:
+        """Have a stream that became eligible considered. *Locked.*"""
+        self._ready[stream] = None
+        self._wake_one()
 
-        Unless one delays its choice while all instances are busy: it looks again when the delay ends.
-        """
+    def _wake_one(self) -> None:
+        """Wake a worker, unless one delays its choice while all instances are busy: it looks again when the delay
+        ends."""
         is_in_time = self._delaying_count > 0 and len(self._chosen_ns) >= self._instance_count
         if self._idle and not is_in_time:
             self._idle.pop().release()
@@ -102,6 +108,7 @@ class ModelWorkers:
             self._instance_count, self._max_rows, self.is_sequence = now
             for stream in self._streams:
                 stream.max_running = self._max_running
+                self._ready[stream] = None
             self._start_workers()
             self._wake_all()
         return plan
@@ -151,9 +158,9 @@ class ModelWorkers:
                 flight.stream.release_frame()
             if first.started_ns:
                 self._estimate.add(run_ns, first.queued_ns - first.taken_ns)
-            if any(stream.is_eligible for stream in self._streams):
+            if any(stream.is_eligible for stream in self._ready):
                 # A worker may delay its choice until this one is done.
-                self.wake()
+                self._wake_one()
 
     def _next(self) -> list[FrameInFlight]:
         """Wait for frames to run. Return an empty list if this worker is surplus and must end."""
@@ -162,7 +169,7 @@ class ModelWorkers:
                 if not self._streams or self._worker_count > self._max_workers:
                     self._worker_count -= 1
                     # The notification that woke this worker may have been for one that stays.
-                    self.wake()
+                    self._wake_one()
                     return []
                 now_ns = time.monotonic_ns()
                 pause_s = self._pause_s(now_ns)
@@ -194,7 +201,7 @@ class ModelWorkers:
     def _take(self, now_ns: int) -> list[FrameInFlight]:
         """Return the frames of the next batch: at most one per stream, so that none fills a batch alone."""
         flights: list[FrameInFlight] = []
-        eligible = [stream for stream in self._streams if stream.is_eligible]
+        eligible = [stream for stream in self._ready if stream.is_eligible]
         while len(flights) < self._max_rows:
             stream = self._turns.choose(eligible)
             if stream is None:
@@ -204,6 +211,7 @@ class ModelWorkers:
             if flight is not None:
                 self._turns.charge(stream)
                 flights.append(flight)
+        self._ready = {stream: None for stream in self._ready if stream.is_eligible}
         return flights
 
     def _pause_s(self, now_ns: int) -> float | None:

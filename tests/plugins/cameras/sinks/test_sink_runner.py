@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from edge_server.core.back_off import BackOff
 from edge_server.plugins.cameras.questions.question import QuestionAnswer
-from edge_server.plugins.cameras.sinks import sink_runner
+from edge_server.plugins.cameras.sinks import sink_interface, sink_runner
+from edge_server.plugins.cameras.sinks.result_json import result_as_json
 from edge_server.plugins.cameras.sinks.sink_interface import SinkMessage
 from edge_server.plugins.cameras.sinks.sink_runner import MAX_WAITING, SinkRunner
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
@@ -114,6 +117,26 @@ def test_without_on_change_every_result_is_sent(start, sink, message):
         runner.put(message("door", "cat"))
     runner.close(PATIENCE_S)
     assert len(sink.sent) == 5
+
+
+def test_a_result_is_encoded_once_for_all_sinks_that_get_the_same(message, tmp_path, monkeypatch):
+    encoded = []
+
+    def encode(source: str, result: FrameResult, age_s: float) -> dict[str, object]:
+        encoded.append(result)
+        return result_as_json(source, result, age_s)
+
+    monkeypatch.setattr(sink_interface, "result_as_json", encode)
+    pictured = dataclasses.replace(message("door", "cat", "dog"), picture=lambda: np.zeros((2, 2, 3), np.uint8))
+    found = []
+    for number, wanted in enumerate(((), (), ("cat",), ("none",))):
+        path = tmp_path / f"{number}.jsonl"
+        sink = SinkRunner(SinkEntry(name="s", url=str(path), classes=wanted), lambda runner: None)
+        sink.put(pictured)
+        sink.close(PATIENCE_S)
+        found.append([one["label"] for one in json.loads(path.read_text())["detections"]])
+    assert found == [["cat", "dog"], ["cat", "dog"], ["cat"], []]
+    assert len(encoded) == 3
 
 
 def test_a_file_gets_every_result_and_a_broker_one_change_per_second(message, tmp_path):
