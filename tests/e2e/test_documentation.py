@@ -363,6 +363,7 @@ NEED_ENGINES = [
 LANGUAGE_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 RUN = {
     "docs/quickstart.md": (),
+    "docs/http-and-grpc.md": (),
     # Each starts servers of the bundled models; quickstart.md has the same server, test_add_command.py adds models.
     "docs/coming-from.md": [pytest.mark.full],
     "docs/models.md": [pytest.mark.full],
