@@ -13,6 +13,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import platform
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -52,10 +53,12 @@ _LLAMA_CPP_NICENESS = 0
 """Of llama.cpp's. Its threads wait for each other hundreds of times a token. With 5, one thread of another model that
 was always busy left it 4 tokens a second of 209, with 0 it left 73, and the other model was as fast."""
 
-_LLAMA_CPP_SPINS = 1000
-"""How often one of its threads looks for the others before it sleeps, some microseconds; libgomp's default is 300 times
-as long. If another process has a core, the thread that computes there waits for its turn, and with the default the
-others spin meanwhile: 0.3 to 1 tokens a second and 170 to 560 ms of processor time for each, here 6 to 12 and 34 ms."""
+_LLAMA_CPP_SPINS = 300 if platform.machine() == "x86_64" else 1000
+"""How often one of its threads looks for the others before it sleeps, a few microseconds; libgomp's default is 1,000
+times as long. If another process has a core, the thread that computes there waits for its turn, and with the default
+the others spin meanwhile. On two cores with a dozen busy programs: 1.4 tokens a second and 190 ms of processor time for
+each; with 1,000 it is 26 and 36 ms, with 300 42 and 23 ms. Where its threads have the cores, they sleep 17 times a
+token with 300, and 200 times with 100. Other processors pause for a shorter time."""
 
 _LLAMA_CPP_PART_TOKENS = 256
 """The part of llama.cpp's KV cache that a sequence has for itself is a multiple of this."""

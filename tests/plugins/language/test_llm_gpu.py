@@ -112,7 +112,7 @@ def test_threads_that_wait_for_each_other_sleep_soon(
     told: dict[str, str] = {}
     monkeypatch.setattr(os, "putenv", told.__setitem__)
     language.open_llama_cpp(job()).close()
-    assert told["GOMP_SPINCOUNT"] == "1000"
+    assert int(told["GOMP_SPINCOUNT"]) <= 1000
 
 
 def test_a_library_without_cuda_is_refused_and_the_error_says_what_to_install(
