@@ -6,6 +6,9 @@
   as replay and server.
 - replay: the command, with a server on the same cores. `shared`: the server has --allow-client-shm=true.
 
+Rates need an idle machine. The processor time of a frame, of all processes together, is printed beside those of script
+and replay; that of replay includes the start of the command, half a second for all frames.
+
 All compute in f32 with all cores: OpenVINO by itself would compute in bf16 where the processor has it. A quarter of a
 minute for a round of a drive. Needs the extras ros and test.
 """
@@ -15,11 +18,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
+import resource
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,6 +145,12 @@ def replay_rate(where: Server, drive: Path, output: Path) -> float:
     return float(found[1])
 
 
+def cpu_s(servers: Iterable[Server]) -> float:
+    """Return the processor time so far of this process, of the commands that have ended, and of the servers."""
+    commands = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + commands.ru_utime + commands.ru_stime + sum(one.cpu_s() for one in servers)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -151,7 +161,8 @@ def main() -> None:
     run = make_run()
     with tempfile.TemporaryDirectory() as home, server(ROOT / "model_repository") as plain, \
             server(ROOT / "model_repository", "--allow-client-shm=true") as shared:  # fmt: skip
-        print("frames a second, medians; in brackets the medians of each round's part of bare", flush=True)
+        print("frames a second, medians; in brackets the medians of each round's part of bare; processor ms of a frame",
+              flush=True)  # fmt: skip
         for name in options.drives.split(","):
             drive, output = Path(home) / name.replace(" ", "_"), Path(home) / "labels.mcap"
             write_drive(drive, *DRIVES[name], options.frames)
@@ -161,11 +172,17 @@ def main() -> None:
                 "replay": partial(replay_rate, plain, drive, output),
                 "shared": partial(replay_rate, shared, drive, output),
             }
-            rounds = [{way: measure() for way, measure in ways.items()} for _ in range(options.rounds)]
+            rounds: list[dict[str, float]] = [{} for _ in range(options.rounds)]
+            spent_ms: dict[str, list[float]] = {way: [] for way in ways}
+            for one, (way, measure) in itertools.product(rounds, ways.items()):
+                before_s = cpu_s((plain, shared))
+                one[way] = measure()
+                spent_ms[way].append((cpu_s((plain, shared)) - before_s) * 1000 / options.frames)
             cells = []
             for way in ways:
                 part = statistics.median(one[way] / one["bare"] for one in rounds)
-                cells.append(f"{way} {statistics.median(one[way] for one in rounds):.0f} ({part:.2f})")
+                cell = f"{way} {statistics.median(one[way] for one in rounds):.0f} ({part:.2f})"
+                cells.append(cell if way == "bare" else f"{cell} {statistics.median(spent_ms[way]):.1f}")
             print(f"{name:15}", "  ".join(cells), flush=True)
 
 
