@@ -183,15 +183,16 @@ class RequestPieces:
         self._regions = self._input_regions + self._output_regions
         self._lock = self._regions[0].lock
         last: dict[_Region, RegionPiece] = {}
-        for piece in (*inputs, *outputs.values()):
+        for piece in inputs:
             if piece.region not in last or last[piece.region].end < piece.end:
                 last[piece.region] = piece
         self._last = tuple(last.values())
-        """The last piece of each region: if it is present, so are the others."""
+        """The last input of each region: if it is present, so are the others."""
 
     def pin(self) -> tuple[RegionHold, RegionHold] | None:
         """Pin the inputs and the outputs. Return None, with nothing pinned, if a region is not registered any more or
-        its segment shrank: `SharedMemoryRegistry.pin` finds the new one, or raises the error."""
+        an input's segment shrank: `SharedMemoryRegistry.pin` finds the new one, or raises the error. An output's
+        segment is checked before the output is written."""
         with self._lock:
             for region in self._regions:
                 if region.is_retired:

@@ -570,9 +570,10 @@ def _pieces(
                 pieces.append(parameter_entry(_PARAMETERS, key, value))
     if final:
         pieces.append(final)
-    for part, raw in zip(header.parts, raws, strict=True):
-        pieces.append(part)
-        pieces.append(raw)
+    # `header` is for outputs of this number. By position: zip costs twice as much.
+    for position in range(len(raws)):
+        pieces.append(header.parts[position])
+        pieces.append(raws[position])
     if data_bytes > MAX_MESSAGE_BYTES - _MAX_NON_TENSOR_BYTES:
         size = sum(map(len, pieces))
         # The tag and length of an enclosing stream message take less than 16 bytes.

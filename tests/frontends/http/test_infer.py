@@ -346,6 +346,18 @@ def test_much_json_is_parsed_beside_the_loop_and_little_on_it(site, monkeypatch,
     assert [thread.name.startswith("http-worker") for thread in threads] == [False, True]
 
 
+@pytest.mark.parametrize("names_length", [False, True])
+def test_json_that_differs_in_its_numbers_is_recognised_the_third_time(site, monkeypatch, names_length):
+    threads = decoding_threads(monkeypatch, "decode_infer", inference_route, infer_json_cache)
+    for number in range(1, 6):
+        given = {"name": "IN", "shape": [1], "datatype": "FP32", "data": [float(number)]}
+        text = json.dumps({"inputs": [given]}, separators=(",", ":")).encode()
+        headers = {"Inference-Header-Content-Length": str(len(text))} if names_length else {}
+        reply = site.post("/v2/models/float/infer", text, headers)
+        assert reply.json["outputs"][0]["data"] == [float(number)]
+    assert len(threads) == 2
+
+
 def test_much_json_to_generate_is_parsed_beside_the_loop(site, monkeypatch):
     threads = decoding_threads(monkeypatch, "decode_generate", generate_endpoints)
     long = "x" * TEXT_ON_LOOP_BYTES
