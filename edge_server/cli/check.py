@@ -30,7 +30,7 @@ or zeros with 64. MEMORY is the growth of the process while the model loads, "-"
 if it is too small to be the model. A detector also gets a picture of noise, in
 which it should see nothing.
 The file of --sources-file is read as `serve` would; no camera is opened.
-A model that `serve` would accept, but that made-up inputs do not suit, is listed
+A model that `serve` would accept, but that generated inputs do not suit, is listed
 as "not tried". Exits with 0 if `serve` would serve every model and accept the
 file of the cameras, and no model returns what its configuration rules out, with
 1 and the reasons if not, with 2 if a repository cannot be read, and with 78 if

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from edge_server.plugins.cameras.sources.folder import PictureFolder
-from edge_server.plugins.cameras.sources.made_up import DEFAULT_SIZE, Demo, Pattern
+from edge_server.plugins.cameras.sources.generated import DEFAULT_SIZE, Demo, Pattern
 from edge_server.plugins.cameras.sources.mjpeg import MjpegCamera
 from edge_server.plugins.cameras.sources.rtsp import open_rtsp
 from edge_server.plugins.cameras.sources.source_interface import Source, SourceError
