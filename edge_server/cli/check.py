@@ -40,9 +40,15 @@ without one."""
 
 def run(arguments: Sequence[str]) -> int:
     """Check the repositories given as positional arguments; return the exit code."""
-    if not arguments or {"-h", "--help"} & set(arguments):
+    if {"-h", "--help"} & set(arguments):
         print(HELP)
-        return 0 if arguments else 2
+        return 0
+    if not arguments:
+        print(
+            "edge-server check: error: expected a repository, DIR\nedge-server check --help shows its options",
+            file=sys.stderr,
+        )
+        return 2
     words = [word for word in arguments if word not in ("-v", "--verbose")]
     flags = [word if word.startswith("-") else f"--model-repository={word}" for word in words]
     # Only warnings are logged: the table and the reasons report the rest.

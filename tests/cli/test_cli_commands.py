@@ -40,6 +40,14 @@ def cells(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
+def test_check_of_nothing_is_an_error_of_two_lines(edge: Edge) -> None:
+    done = edge("check")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "edge-server check: error: expected a repository, DIR", "edge-server check --help shows its options"
+    ]  # fmt: skip
+
+
 def test_check_prints_a_table_of_working_models_and_exits_zero(edge: Edge, repository: Path) -> None:
     add(repository, "one")
     add(repository, "two")

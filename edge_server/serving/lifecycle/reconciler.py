@@ -184,7 +184,9 @@ class Reconciler:
         version = action.version
         try:
             version.close()
-            log.info("model '%s' version %d is unloaded", version.name, version.version)
+            # A server that stops says it of all in one line.
+            level = logging.DEBUG if self._table.is_closed else logging.INFO
+            log.log(level, "model '%s' version %d is unloaded", version.name, version.version)
         finally:
             self._table.finish(action)
 
