@@ -273,13 +273,17 @@ class InferenceService:
         A thread that hangs in a runtime cannot be stopped; it is left behind, and a warning names its model.
         """
         deadline = time.monotonic() + timeout_s
+        version_count = len(self.table.loaded_versions())
         for item in self.table.close():
             item.fail(Draining(f"Server is stopping, model '{item.request.model}' is not loaded any more"))
         self._models.events.publish()
         self.table.wait_finished(deadline - time.monotonic())
         failed_count = sum(version.abandon_waiting() for version in self.table.loaded_versions())
         self.table.wait_finished(CLOSE_TIMEOUT_S)
-        for version in self.table.loaded_versions():
+        left_behind = self.table.loaded_versions()
+        if version_count:
+            log.info("%d of %d model versions are unloaded", version_count - len(left_behind), version_count)
+        for version in left_behind:
             failed_count += version.abandon_running()
             log.warning(
                 "model '%s' version %d is left behind: a run, or the close of its runtime (finalize), has not ended",

@@ -53,14 +53,14 @@ Shapes are without the batch; A boxes, C classes. NMS drops overlapping boxes: `
 radians, clockwise in the picture; `detection_iou_threshold` is a ProbIoU, as in Ultralytics' predictor.
 """
 _WARMUP = """\
-A version without `model_warmup` runs one made-up inference before it serves, if the sizes of its inputs are known:
+A version without `model_warmup` runs one generated inference before it serves, if the sizes of its inputs are known:
 zeros, and if they fail random floats and ones. If these fail too, a warning in the log and in `edge-server status` says
 so, and the version serves, unless it replaces one that answered: then the load fails. A declared `model_warmup` must
 always work.
 
 | Key | Value | Default | Meaning |
 |---|---|---|---|
-| `warmup_probe` | true or false | true | run the made-up inference, and the checks of detectors with pictures |
+| `warmup_probe` | true or false | true | run the generated inference, and the checks of detectors with pictures |
 | `warmup_allow_nan` | true or false | false | outputs may hold NaN or infinity though the inputs are finite |"""
 
 

@@ -30,7 +30,7 @@ or zeros with 64. MEMORY is the growth of the process while the model loads, "-"
 if it is too small to be the model. A detector also gets a picture of noise, in
 which it should see nothing.
 The file of --sources-file is read as `serve` would; no camera is opened.
-A model that `serve` would accept, but that made-up inputs do not suit, is listed
+A model that `serve` would accept, but that generated inputs do not suit, is listed
 as "not tried". Exits with 0 if `serve` would serve every model and accept the
 file of the cameras, and no model returns what its configuration rules out, with
 1 and the reasons if not, with 2 if a repository cannot be read, and with 78 if
@@ -40,9 +40,15 @@ without one."""
 
 def run(arguments: Sequence[str]) -> int:
     """Check the repositories given as positional arguments; return the exit code."""
-    if not arguments or {"-h", "--help"} & set(arguments):
+    if {"-h", "--help"} & set(arguments):
         print(HELP)
-        return 0 if arguments else 2
+        return 0
+    if not arguments:
+        print(
+            "edge-server check: error: expected a repository, DIR\nedge-server check --help shows its options",
+            file=sys.stderr,
+        )
+        return 2
     words = [word for word in arguments if word not in ("-v", "--verbose")]
     flags = [word if word.startswith("-") else f"--model-repository={word}" for word in words]
     # Only warnings are logged: the table and the reasons report the rest.

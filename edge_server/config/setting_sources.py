@@ -101,7 +101,8 @@ def read_flags(argv: Sequence[str], declared: DeclaredSettings) -> Flags:
         elif flag in declared.by_flag:
             _read_flag(flags, declared.by_flag[flag], flag, value, rest)
         elif token.startswith("-"):
-            raise ConfigError(f"unknown flag {flag}{nearest(flag, (*declared.by_flag, *_OTHER_FLAGS))}")
+            hint = nearest(flag, (*declared.by_flag, *_OTHER_FLAGS)) or "; edge-server serve --help lists all"
+            raise ConfigError(f"unknown flag {flag}{hint}")
         else:
             more = f", did you mean '--model-repository={token}'?" if os.path.isdir(token) else ""
             raise ConfigError(f"unexpected argument '{token}'{more}")

@@ -40,6 +40,14 @@ def cells(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
+def test_check_of_nothing_is_an_error_of_two_lines(edge: Edge) -> None:
+    done = edge("check")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "edge-server check: error: expected a repository, DIR", "edge-server check --help shows its options"
+    ]  # fmt: skip
+
+
 def test_check_prints_a_table_of_working_models_and_exits_zero(edge: Edge, repository: Path) -> None:
     add(repository, "one")
     add(repository, "two")
@@ -73,14 +81,14 @@ def test_check_prints_the_reason_of_each_failure_and_exits_nonzero(edge: Edge, r
     (add(repository, "damaged", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
     add(repository, "misspelt", IDENTITY + "max_batch_siez: 3")
     fixed = IDENTITY.replace("identity", "stub").replace("-1", "4")
-    add(repository, "fails_on_made_up", fixed + parameter("stub_fail", "true"))
+    add(repository, "fails_on_generated", fixed + parameter("stub_fail", "true"))
     done = edge("check", str(repository))
     assert done.returncode == 1
     assert "good" in done.stdout
     for name in ("no_backend", "damaged", "misspelt"):
         assert any(line.startswith(f"FAILED {name}") for line in done.stderr.splitlines()), (name, done.stderr)
-    told = [line for line in done.stderr.splitlines() if " fails_on_made_up version 1: " in line]
-    assert [line[:46] for line in told] == ["WARNING fails_on_made_up version 1: it loads a"], "once"
+    told = [line for line in done.stderr.splitlines() if " fails_on_generated version 1: " in line]
+    assert [line[:48] for line in told] == ["WARNING fails_on_generated version 1: it loads a"], "once"
     assert "nonsense" in done.stderr
     assert "max_batch_siez" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout

@@ -224,7 +224,7 @@ def test_mutual_tls_implies_tls():
         (["--http_port=1"], "did you mean '--http-port'?"),
         (["--allow"], "unknown flag --allow"),
         (["--http-por=1"], "unknown flag --http-por"),
-        (["-x"], "unknown flag -x"),
+        (["-x"], "unknown flag -x; edge-server serve --help lists all"),
         (["serve"], "unexpected argument 'serve'"),
         (["--http-port"], "--http-port needs a value"),
         (["--http-port", "--grpc-port=1"], "--http-port needs a value"),

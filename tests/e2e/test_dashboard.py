@@ -260,6 +260,8 @@ def test_a_copied_model_appears_and_a_failed_one_has_its_reason(page: Any, modul
     failed = "document.querySelector('tr:not([hidden]) .reason.bad')"
     assert page.run(f"return {failed}.closest('tbody').innerText").startswith("late")
     page.wait("document.querySelector('li[data-kind=\"model.failed\"]')")
+    event = "return document.querySelector('li[data-kind=\"model.failed\"]').lastChild.innerText"
+    assert page.run(event) == "late version 2 has failed: file 'model.onnx' is text, not an ONNX model"
     shutil.rmtree(module_repository.path / "late")
     page.wait(f"!{row('late')}?.innerText.includes('READY')")
 

@@ -128,7 +128,7 @@ def test_a_depth_camera_gets_the_position_of_a_face(server: Any, environment: di
         assert (z, size["z"]) == (pytest.approx(0.8), 0)
         assert x == pytest.approx((FACE[0] - 128) / FOCAL_LENGTH * z, abs=0.02)
         assert y == pytest.approx((FACE[1] - 128) / FOCAL_LENGTH * z, abs=0.02)
-        # A face is 14 to 18 cm wide; this one's distance was made up.
+        # A face is 14 to 18 cm wide; this one's distance was chosen.
         assert 0.08 < size["x"] < size["y"] < 0.3
         assert center["orientation"] == {"x": 0, "y": 0, "z": 0, "w": 1}
         assert result["pose"] == {"pose": center, "covariance": [0] * 36}

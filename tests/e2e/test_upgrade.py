@@ -1,8 +1,9 @@
 """Upgrade, and return: today's server starts with what an earlier one left, and writes what the earlier one reads.
 
-`tests/data/earlier_state` was made by the server of the commit 063a6361, see its README. That server is not run here.
-That it starts again with a folder of today's is held by the form of the files: their names, keys and types are those
-that it reads, and what is new has a name of its own or is one more key.
+`tests/data/earlier_state` was made by the server of the commit 063a6361, see its README. Where the history of this
+repository has that commit, the server itself is run too. Elsewhere, that it starts again with a folder of today's is
+held by the form of the files: their names, keys and types are those that it reads, and what is new has a name of its
+own or is one more key.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,13 @@ import pytest
 
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 from tests.kit.eventually import eventually
-from tests.kit.server import serve
+from tests.kit.server import clean_environment, serve
 
 pytestmark = pytest.mark.full
 
-EARLIER = Path(__file__).parent.parent / "data/earlier_state"
+ROOT = Path(__file__).parents[2]
+EARLIER = ROOT / "tests/data/earlier_state"
+COMMIT = "063a6361"
 MODEL = "scaled"
 DIGESTS = {
     1: "sha256:a53f2c824a94ce57c8229422534d0cbfea4f9aad8fe5028c2066461d1fba58e9",
@@ -105,3 +111,52 @@ def test_the_earlier_server_reads_what_today_s_writes(box: Path) -> None:
     stamps = read(box, "digests.json")["files"]
     assert len(stamps) == 2
     assert all(re.fullmatch(r"(\d+\.){4}\d+ [0-9a-f]{64}", f"{stamp} {digest}") for stamp, digest in stamps.items())
+
+
+@pytest.fixture
+def earlier_program(tmp_path: Path) -> Path:
+    """The folder with the earlier server's package."""
+    archive, folder = tmp_path / "earlier.tar", tmp_path / "earlier"
+    command = ["git", "-C", str(ROOT), "archive", f"--output={archive}", COMMIT, "edge_server"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the history has no commit {COMMIT}: {done.stderr.strip()}")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    found = subprocess.run(
+        [sys.executable, "-c", "import edge_server; print(edge_server.__file__)"], cwd="/",
+        env=clean_environment({"PYTHONPATH": str(folder)}), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.strip() == str(folder / "edge_server/__init__.py")
+    return folder
+
+
+def test_the_earlier_server_s_folders_are_served_by_today_s_and_then_by_the_earlier_again(
+    box: Path, earlier_program: Path
+) -> None:
+    shutil.rmtree(box / "state")
+    earlier = {"PYTHONPATH": str(earlier_program)}
+    zones_path = "/edge/v1/cameras/door/zones"
+    zones = {"zones": [{"name": "porch", "points": [[0, 0], [1, 0], [1, 1]]}], "lines": []}
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]
+    answers = []
+    for program in (earlier, {}, earlier):
+        with serve(box / "repository", *flags(box), environment=program) as server:
+            if program is not earlier or not answers:
+                # Each writes what the next one reads: the first anew, today's in place of the earlier one's.
+                assert eventually(lambda: digest_of(server) == DIGESTS[1 if answers else 2])
+                assert server.ask(f"/edge/v1/models/{MODEL}/rollback", {"version": 1})[0] == 200
+                kept = server.ask(zones_path)[1]
+                assert [zone["name"] for zone in kept["zones"]] == ["porch"] * len(answers)
+                assert server.ask(zones_path, zones, method="PUT")[0] == 200
+            assert eventually(lambda: digest_of(server) == DIGESTS[1])
+            kept = server.ask(zones_path)[1]
+            answers.append((server.infer(MODEL, {"inputs": inputs}), kept["stored_in"], kept["zones"]))
+            server.stop_cleanly()
+            # The camera has no model, and today's measures the times of the earlier one's again.
+            complaints = re.findall(r"(?m)^[EWF]\d{4} .*", server.log())
+            assert [line for line in complaints if "source 'door'" not in line and "runtime_times" not in line] == []
+    (status, answer), _, kept_zones = answers[0]
+    assert (status, answer["model_version"], answer["outputs"][0]["data"]) == (200, "1", [1, 2, 3, 4])
+    assert len(kept_zones) == 1
+    assert answers == [answers[0]] * 3

@@ -165,7 +165,7 @@ def test_families_of_other_sources_are_rendered():
     assert b"edge_empty" not in page
 
 
-def test_no_gpu_family_is_made_up():
+def test_no_gpu_family_is_invented():
     assert b"nv_gpu" not in page_of([BUSY], host=HostSampler(0))
 
 

@@ -427,7 +427,7 @@ complete -c edge-server -n '__edge_server_runs perf' -l input-data -x -d 'random
 complete -c edge-server -n '__edge_server_runs perf' -l shape -x -d 'shape of an input with variable dimensions, without the batch dimension'
 complete -c edge-server -n '__edge_server_runs perf' -l seed -x -d 'seed of random values'
 complete -c edge-server -n '__edge_server_runs perf' -l prompt -x -d 'with --protocol=chat: a question'
-complete -c edge-server -n '__edge_server_runs perf' -l prompt-words -x -d 'with --protocol=chat: length of made-up questions'
+complete -c edge-server -n '__edge_server_runs perf' -l prompt-words -x -d 'with --protocol=chat: length of generated questions'
 complete -c edge-server -n '__edge_server_runs perf' -l max-tokens -x -d 'with --protocol=chat: longest answer'
 complete -c edge-server -n '__edge_server_runs perf' -l shared-memory -f -d 'send tensors in system shared memory'
 complete -c edge-server -n '__edge_server_runs perf' -l output-shared-memory-size -x -d 'space for an output of variable size'

@@ -524,7 +524,7 @@ case $words[1] in
       '*--shape=[shape of an input with variable dimensions, without the batch dimension]:NAME\:N,N: ' \
       '*--seed=[seed of random values]:N: ' \
       '*--prompt=[with --protocol=chat\: a question]:TEXT: ' \
-      '*--prompt-words=[with --protocol=chat\: length of made-up questions]:N: ' \
+      '*--prompt-words=[with --protocol=chat\: length of generated questions]:N: ' \
       '*--max-tokens=[with --protocol=chat\: longest answer]:N: ' \
       '*--shared-memory[send tensors in system shared memory]' \
       '*--output-shared-memory-size=[space for an output of variable size]:BYTES: ' \

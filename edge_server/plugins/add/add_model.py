@@ -86,7 +86,7 @@ class TriedModel(NamedTuple):
 
     @property
     def open_inputs(self) -> list[str]:
-        """Names of inputs of free dimensions for which the trial made up a size, so that its times tell nothing."""
+        """Names of inputs of free dimensions for which the trial chose a size, so that its times tell nothing."""
         has_samples = any(item.outputs for item in self.trials)
         return [] if has_samples else [item.name for item in self.spec.inputs if -1 in item.dims]
 
@@ -104,7 +104,7 @@ class TriedModel(NamedTuple):
         0 for other models, and if the model file or the backend allows more.
         """
         is_limited = self.spec.has_default_batch_size and self.spec.max_batch_size < _TABULAR_BATCH_SIZE
-        # No time is known where made-up values are none that the model accepts, such as its categories.
+        # No time is known where generated values are none that the model accepts, such as its categories.
         fastest_ms = min((item.median_ms for item in self.trials if item.times_ms), default=0.0)
         is_fast = bool(self.trials) and fastest_ms <= _MAX_TABULAR_MS
         return _TABULAR_BATCH_SIZE if self.is_tabular and is_limited and is_fast else 0

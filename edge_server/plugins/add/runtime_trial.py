@@ -31,7 +31,7 @@ _LANGUAGE_MODEL_LIMITS = dataclasses.replace(_LIMITS, open_s=300.0)
 class RuntimeTrial(NamedTuple):
     """Result of one runtime. `times_ms` are empty if it failed, for the `reason`, or was only opened.
 
-    `outputs` are those for the samples, empty for samples that were made up. The first one that works has them all.
+    `outputs` are those for the samples, empty for samples that were generated. The first one that works has them all.
     `disagreement`: how its answers differ from those of ONNX Runtime, or "".
     """
 
@@ -66,9 +66,9 @@ def try_runtimes(
 ) -> list[RuntimeTrial]:
     """Run the model `name` of the repository `root` with each installed runtime, the backend `first` first.
 
-    Without `samples` they are made up. `settings` are the server's for each backend. Omitted are runtimes that are not
-    installed, that build an engine first, or that take requests and not batches. Raises LoadError if none opens it, and
-    InvalidRequest for a model that chooses its runtime itself.
+    Without `samples` they are generated. `settings` are the server's for each backend. Omitted are runtimes that are
+    not installed, that build an engine first, or that take requests and not batches. Raises LoadError if none opens it,
+    and InvalidRequest for a model that chooses its runtime itself.
     """
     environment = TrialEnvironment(settings, "", 0.0, scratch, lambda runtime: {})
     plan = make_plan(TrialRequest(root, name), environment)

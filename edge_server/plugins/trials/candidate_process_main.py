@@ -128,10 +128,10 @@ class OpenedModel(TrialModel):
             samples = from_warmup(self.spec, self._resolved.file.model_dir)
             source = "of model_warmup"
             if not samples:
-                samples, source = random_samples(self.spec, int(command["count"]), sizes), "made up"
+                samples, source = random_samples(self.spec, int(command["count"]), sizes), "generated"
         save_tensors(Path(command["to"]), samples)
         unknown = [item.name for item in self.spec.inputs if -1 in item.dims and item.name not in sizes]
-        return {"count": len(samples), "source": source, "open": unknown if source == "made up" else []}
+        return {"count": len(samples), "source": source, "open": unknown if source == "generated" else []}
 
     def _profile(self) -> Profile | None:
         if not self._profiles:

@@ -80,7 +80,7 @@ def find_disagreement(file: Path, trials: Mapping[str, CandidateTrial]) -> str:
 def measure_in_background(
     request: TrialRequest, environment: TrialEnvironment, limits: ChildLimits, check: Callable[[], None]
 ) -> dict[str, CandidateTrial]:
-    """Return backend -> the trial of a model with made-up inputs.
+    """Return backend -> the trial of a model with generated inputs.
 
     The runtimes run one after the other, each in a process of the lowest priority. Returns {} for a model of free
     dimensions, whose usual sizes are unknown. `check` is called 20 times a second; its exceptions end the measurement.

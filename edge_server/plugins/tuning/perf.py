@@ -22,7 +22,7 @@ from edge_server.config.setting import nearest
 from edge_server.core.exit_code import ExitCode
 from edge_server.errors import SUGGESTION, EdgeServerError, InvalidRequest
 from edge_server.plugins.tuning import perf_options
-from edge_server.plugins.tuning.clients.chat_client import made_up_prompts
+from edge_server.plugins.tuning.clients.chat_client import generated_prompts
 from edge_server.plugins.tuning.clients.client_interface import ModelFacts, RequestRefused, ServerQueries
 from edge_server.plugins.tuning.load.input_data import make_inputs
 from edge_server.plugins.tuning.load.measurement_results import STEADY_WINDOWS, MeasuredPoint, MeasurementWindow
@@ -122,7 +122,7 @@ def _make_session(options: argparse.Namespace, target: MeasuredServer) -> LoadSe
     session.shares_memory = options.shared_memory
     session.output_bytes = options.output_shared_memory_size
     if options.protocol == "chat":
-        session.prompts = options.prompt or made_up_prompts(options.prompt_words, options.seed)
+        session.prompts = options.prompt or generated_prompts(options.prompt_words, options.seed)
         session.max_tokens = options.max_tokens
     elif options.frames is None:
         session.steps = make_inputs(model, perf_options.input_choice(options, options.batch_size))
@@ -300,7 +300,7 @@ def _parser() -> argparse.ArgumentParser:
         type=kinds.int_range(1, 1_000_000),
         default=100,
         metavar="N",
-        help="with --protocol=chat: length of made-up questions; default: 100",
+        help="with --protocol=chat: length of generated questions; default: 100",
     )
     inputs.add_argument(
         "--max-tokens",

@@ -190,7 +190,7 @@ class EnsembleVersion(ServedVersion):
         return self.abandon_waiting()
 
     def probe(self, examine: Callable[[SampleRun | None], None]) -> float:
-        """Run one inference on made-up inputs, and return the seconds it took. Raises NotWarmedUp if they do not fit;
+        """Run one inference on generated inputs, and return the seconds it took. Raises NotWarmedUp if they do not fit;
         an ensemble is served without such a run. `examine` gets None."""
         examine(None)
         done = threading.Event()

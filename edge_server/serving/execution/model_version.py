@@ -92,7 +92,7 @@ class ModelVersion(ServedVersion):
         must_answer: bool,
         latencies: LatencyOptions = NO_LATENCIES,
     ) -> None:
-        """`must_answer`: the load fails if made-up inputs do; else that is a warning, because others may suit."""
+        """`must_answer`: the load fails if generated inputs do; else that is a warning, because others may suit."""
         spec = resolved.spec
         counters = VersionCounters(spec.name, resolved.file.version, make_latencies(spec, latencies))
         self._plan = BatchPlan(spec, self._log_output_note)
@@ -420,11 +420,11 @@ class ModelVersion(ServedVersion):
     def _check_opened(self, session: Session | RequestSession) -> None:
         """Run the checks of a warmed-up session. Raises LoadError; doubts become warnings of the version."""
         try:
-            self.answers_made_up_inputs = check_opened(session, self.spec, self._plan, self._file.model_dir)
+            self.answers_generated_inputs = check_opened(session, self.spec, self._plan, self._file.model_dir)
         except NotWarmedUp as doubt:
             if self._must_answer:
                 raise WarmupFailed(
-                    f"{doubt.__cause__}; the inputs were made up, and the version that serves answers such inputs: "
+                    f"{doubt.__cause__}; the inputs were generated, and the version that serves answers such inputs: "
                     "declare a model_warmup in config.pbtxt, or set the parameter warmup_probe to false to go without "
                     "this check"
                 ) from doubt

@@ -42,8 +42,8 @@ class ServedVersion(ABC):
         self.state = VersionState.NEW
         self.reason = ""
         self.since_s = time.time()
-        self.answers_made_up_inputs = False
-        """Whether it answered the inference that its load made up. False if there was none."""
+        self.answers_generated_inputs = False
+        """Whether it answered the generated inference of its load. False if there was none."""
         self._file = resolved.file
         self._confirm = resolved.confirm
         self._output_checks = resolved.output_checks

@@ -43,20 +43,20 @@ PROBE = "probe"
 """Name of the sample made from the inputs alone, if the configuration declares none."""
 
 _SHOWN_ERROR = 300
-"""Most characters of a runtime's error that are shown if the inputs were made up."""
+"""Most characters of a runtime's error that are shown if the inputs were generated."""
 
 _WIDE = 64
 """A multiple of the strides of most networks for pictures, and a short sentence."""
 
 _MAX_WIDE_NUMBERS = 2**22
-"""Of a made-up input with wide dimensions: an input of five dimensions of any size would take 4 GB."""
+"""Of a generated input with wide dimensions: an input of five dimensions of any size would take 4 GB."""
 
-_MADE_UP_ANSWER_S = 60.0
-"""Wait for the last response to made-up inputs. A model that is asked for no responses may send them for ever."""
+_GENERATED_ANSWER_S = 60.0
+"""Wait for the last response to generated inputs. A model that is asked for no responses may send them for ever."""
 
 
 class WarmupRules(NamedTuple):
-    """`allows_nan`: floats may be NaN or infinite. `probes`: a made-up inference replaces missing samples."""
+    """`allows_nan`: floats may be NaN or infinite. `probes`: a generated inference replaces missing samples."""
 
     allows_nan: bool
     probes: bool
@@ -79,7 +79,7 @@ def warm(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path)
 
 
 def check_opened(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> bool:
-    """Run one made-up inference on a model without samples. Return whether it answered; False if none was run.
+    """Run one generated inference on a model without samples. Return whether it answered; False if none was run.
 
     None is run if no sensible inputs can be made: a dimension of any size, strings, shape tensors, optional inputs, a
     session that gets whole requests. If zeros fail, ones and random numbers are tried too: a size cannot be 0, and a
@@ -89,7 +89,7 @@ def check_opened(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_di
     """
     is_checked = _is_checked_at_load(session, spec)
     if is_checked:
-        _run_made_up(session, spec, plan, model_dir, (probe_sample(spec), probe_sample(spec, is_zero=False)))
+        _run_generated(session, spec, plan, model_dir, (probe_sample(spec), probe_sample(spec, is_zero=False)))
     return is_checked
 
 
@@ -110,24 +110,24 @@ def sample_run(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir:
 def _is_checked_at_load(session: AnySession, spec: ModelSpec) -> bool:
     if not warmup_rules(spec).probes or spec.is_decoupled or isinstance(session, RequestSession):
         return False
-    can_be_made_up = bool(spec.inputs) and all(
+    can_be_generated = bool(spec.inputs) and all(
         min(item.dims, default=1) > 0
         and item.dtype is not DType.BYTES
         and not (item.is_optional or item.is_shape_tensor or item.allow_ragged_batch)
         for item in spec.inputs
     )
-    return can_be_made_up and _first_sample(spec) is None
+    return can_be_generated and _first_sample(spec) is None
 
 
 def _first_sample(spec: ModelSpec) -> WarmupSample | None:
     return next((sample for sample in spec.warmup if sample.batch_size > 0), None)
 
 
-def _run_made_up(
+def _run_generated(
     session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path, samples: Sequence[WarmupSample]
 ) -> float:
-    """Run made-up samples until one works; return when that inference began. Raises NotWarmedUp, or WarmupFailed for an
-    error that other inputs do not change."""
+    """Run generated samples until one works; return when that inference began. Raises NotWarmedUp, or WarmupFailed for
+    an error that other inputs do not change."""
     failures: list[WarmupFailed] = []
     for sample in samples:
         started = time.monotonic()
@@ -146,9 +146,9 @@ def _run_made_up(
 
 
 def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path) -> float:
-    """Run one inference and return its seconds: the first declared sample, or made-up inputs.
+    """Run one inference and return its seconds: the first declared sample, or generated inputs.
 
-    A declared sample must work; else WarmupFailed. Made-up inputs are those of `check_opened`, or for models that it
+    A declared sample must work; else WarmupFailed. Generated inputs are those of `check_opened`, or for models that it
     does not run zeros: every dimension of any size is set to 1, and after a failure to `_WIDE`, because a picture of
     one pixel is too small for many networks. If they fail, NotWarmedUp is raised and the model is served, because its
     valid inputs are unknown. An output that the configuration rules out raises WarmupFailed: other inputs do not change
@@ -161,18 +161,18 @@ def probe(session: AnySession, spec: ModelSpec, plan: BatchPlan, model_dir: Path
     else:
         other = {"is_zero": False} if _is_checked_at_load(session, spec) else {"free_dim": _wide_dim(spec)}
         samples = dict.fromkeys((probe_sample(spec), probe_sample(spec, **other)))
-        started = _run_made_up(session, spec, plan, model_dir, tuple(samples))
+        started = _run_generated(session, spec, plan, model_dir, tuple(samples))
     return time.monotonic() - started
 
 
 def not_tried_error(spec: ModelSpec, error: BaseException) -> NotWarmedUp:
-    """Return the message for a model that failed with made-up inputs, first with `error`."""
+    """Return the message for a model that failed with generated inputs, first with `error`."""
     lead = [1] if spec.max_batch_size > 0 else []
     shapes = ", ".join(f"{item.name} {[*lead, *item.dims]}" for item in probe_sample(spec).inputs) or "none"
     has_free = any(-1 in item.dims for item in spec.inputs)
     sizes = f"; then {_wide_dim(spec)} for each dimension of any size" if has_free else ""
     return NotWarmedUp(
-        f"it loads and is served, but was not tried: it does not run with made-up inputs ({shapes}{sizes}). To have "
+        f"it loads and is served, but was not tried: it does not run with generated inputs ({shapes}{sizes}). To have "
         "it tried, declare a model_warmup in its config.pbtxt; the parameter warmup_probe false leaves this out. The "
         f"error was: {str(error)[:_SHOWN_ERROR]}"
     )
@@ -285,7 +285,7 @@ def _try(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSa
 
 def _run(session: AnySession, spec: ModelSpec, plan: BatchPlan, sample: WarmupSample, request: Request) -> None:
     if isinstance(session, RequestSession):
-        _run_request(session, plan, request, _MADE_UP_ANSWER_S if sample.name == PROBE else None)
+        _run_request(session, plan, request, _GENERATED_ANSWER_S if sample.name == PROBE else None)
     else:
         outputs = session.run(plan.gather([request]), plan.output_names([request]))
         (answer,) = plan.scatter(outputs, [request], [sample.batch_size if spec.max_batch_size > 0 else 1])

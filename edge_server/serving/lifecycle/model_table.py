@@ -378,12 +378,12 @@ class ModelTable:
                 self._evict(victim, UNLOADED_FOR_LIMIT)
             return None
 
-    def serves_made_up_inputs(self, name: str) -> bool:
-        """Return whether a version of the model serves that answered the made-up inputs of its load."""
+    def serves_generated_inputs(self, name: str) -> bool:
+        """Return whether a version of the model serves that answered the generated inputs of its load."""
         with self._changed:
             model = self._models.get(name)
             return model is not None and any(
-                item.state is VersionState.READY and item.answers_made_up_inputs for item in model.loaded
+                item.state is VersionState.READY and item.answers_generated_inputs for item in model.loaded
             )
 
     def is_unloading(self) -> bool:

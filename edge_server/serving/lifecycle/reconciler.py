@@ -123,7 +123,7 @@ class Reconciler:
                 resolved = self._loader.resolve(desired, {})
             if resolved.spec.ensemble is None and not self._free_memory(load, slot, resolved):
                 return None
-            must_answer = self._table.serves_made_up_inputs(load.name)
+            must_answer = self._table.serves_generated_inputs(load.name)
             with self._opening(*key):
                 version = self._loader.open(desired, resolved, load.generation, must_answer=must_answer)
         except EdgeServerError as error:
@@ -184,7 +184,9 @@ class Reconciler:
         version = action.version
         try:
             version.close()
-            log.info("model '%s' version %d is unloaded", version.name, version.version)
+            # A server that stops says it of all in one line.
+            level = logging.DEBUG if self._table.is_closed else logging.INFO
+            log.log(level, "model '%s' version %d is unloaded", version.name, version.version)
         finally:
             self._table.finish(action)
 

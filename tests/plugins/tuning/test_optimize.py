@@ -418,7 +418,7 @@ def test_the_bundled_classifier_gets_a_table_and_progress_lines(tmp_path: Path) 
     assert "reference" in cells[0][-1]
     assert float(cells[1][10]) < 1e-3
     assert sum("chosen" in cell[-1] for cell in cells) == 1
-    assert "2 sample(s) made up, compared with openvino f32" in done.stdout
+    assert "2 sample(s) generated, compared with openvino f32" in done.stdout
     assert "\r" not in done.stderr
     assert done.stderr.splitlines()[0] == "  0% openvino f32: opening"
     assert done.stderr.splitlines()[-1] == "100% done"

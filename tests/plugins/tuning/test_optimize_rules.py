@@ -54,7 +54,7 @@ def trial(
 
 
 def outcome(*trials: CandidateTrial, batch: int = 1) -> ComparisonResult:
-    return ComparisonResult(trials, trials[0], {"count": 1, "source": "made up", "open": []}, batch)
+    return ComparisonResult(trials, trials[0], {"count": 1, "source": "generated", "open": []}, batch)
 
 
 @pytest.mark.parametrize(

@@ -143,13 +143,13 @@ def test_the_files_match_their_provenance(folder) -> None:
 
 
 def test_building_from_the_same_weights_gives_the_same_bytes(build_model) -> None:
-    """With made-up weights of the right shapes, since the published ones are not part of the repository."""
-    first, second = (build_model.Network(made_up_weights(build_model)).build() for _ in range(2))
+    """With random weights of the right shapes, since the published ones are not part of the repository."""
+    first, second = (build_model.Network(random_weights(build_model)).build() for _ in range(2))
     assert first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True)
     assert [tensor.name for tensor in first.graph.input] == ["input"]
 
 
-def made_up_weights(build_model: ModuleType) -> dict[str, np.ndarray]:
+def random_weights(build_model: ModuleType) -> dict[str, np.ndarray]:
     random = np.random.default_rng(3)
     weights: dict[str, np.ndarray] = {}
 

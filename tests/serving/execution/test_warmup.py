@@ -20,7 +20,7 @@ from edge_server.serving.execution import warmup
 
 
 def fixed(core: Any, dtype: DType = DType.FP32, **more: Any) -> Any:
-    """Return a model of whole, fixed shapes: the kind that a probe is made up for."""
+    """Return a model of whole, fixed shapes: the kind that a probe is generated for."""
     inputs, outputs = (InputSpec("IN", dtype, (4,)),), (OutputSpec("OUT", dtype, (4,)),)
     return core.spec(inputs=inputs, outputs=outputs, **more)
 
@@ -70,7 +70,7 @@ def test_a_version_that_answers_wrongly_never_replaces_one_that_works(
 
 
 @pytest.mark.parametrize(("what", "make", "message"), BAD_ANSWERS[:4], ids=[row[0] for row in BAD_ANSWERS[:4]])
-def test_a_first_version_is_served_with_a_warning_whatever_it_answers_to_made_up_inputs(
+def test_a_first_version_is_served_with_a_warning_whatever_it_answers_to_generated_inputs(
     core: Any, what: str, make: Any, message: str
 ) -> None:
     """Zeros are no valid input of every model: sizes, axes and steps cannot be 0."""
@@ -157,7 +157,7 @@ NO_PROBE = [
 
 
 @pytest.mark.parametrize(("what", "more"), NO_PROBE, ids=[row[0] for row in NO_PROBE])
-def test_nothing_is_made_up_for(core: Any, what: str, more: dict[str, Any]) -> None:
+def test_nothing_is_generated_for(core: Any, what: str, more: dict[str, Any]) -> None:
     core.load(core.spec(**({"inputs": (InputSpec("IN", DType.FP32, (4,)),)} | more)))
     assert core.script.ran == []
 
@@ -211,10 +211,10 @@ class EndlessSession(StreamingSession):
         return itertools.repeat((0.0, {"OUT": execution.request.inputs["IN"].array}))
 
 
-def test_an_endless_answer_to_made_up_inputs_is_cancelled(
+def test_an_endless_answer_to_generated_inputs_is_cancelled(
     core: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(warmup, "_MADE_UP_ANSWER_S", 0.0)
+    monkeypatch.setattr(warmup, "_GENERATED_ANSWER_S", 0.0)
     spec = core.spec(is_decoupled=True)
     session = EndlessSession(spec, SessionInfo("stub", "CPU", "f32"))
     with pytest.raises(NotWarmedUp, match="the last response did not come within 0 s"):

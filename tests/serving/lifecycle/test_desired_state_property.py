@@ -1,6 +1,6 @@
 """Random things done to real folders, and the real path from them to what serves, against a model of what must serve.
 
-The runtime is the one thing made up: its model file says "good <number>", or something that it cannot open.
+The runtime is the one stub: its model file says "good <number>", or something that it cannot open.
 """
 
 from __future__ import annotations

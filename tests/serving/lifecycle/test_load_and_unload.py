@@ -493,3 +493,16 @@ def test_500_reloads_leave_neither_memory_nor_threads_behind(core: Any, caplog: 
     assert grown < 400 * 200, f"{grown / 400:.0f} bytes stay behind for each reload"
     # The one that serves now.
     assert eventually(lambda: len(set(threading.enumerate()) - before_all) == 1)
+
+
+def test_a_server_that_stops_says_of_all_models_in_one_line_that_they_are_unloaded(
+    core: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "edge_server")
+    for name in ("gone", "one", "two"):
+        core.load(core.spec(name))
+    core.table.set_desired_state([core.desired["one"], core.desired["two"]])
+    core.table.wait_finished(20)
+    assert core.service.close(20)
+    said = [record.getMessage() for record in caplog.records if "unloaded" in record.getMessage()]
+    assert said == ["model 'gone' version 1 is unloaded", "2 of 2 model versions are unloaded"]

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from edge_server.plugins.cameras.sources.folder import PictureFolder
+from edge_server.plugins.cameras.sources.generated import DEFAULT_SIZE, Demo, Pattern
 from edge_server.plugins.cameras.sources.local_camera import VideoCamera
-from edge_server.plugins.cameras.sources.made_up import DEFAULT_SIZE, Demo, Pattern
 from edge_server.plugins.cameras.sources.mjpeg import MjpegCamera
 from edge_server.plugins.cameras.sources.rtsp import open_rtsp
 from edge_server.plugins.cameras.sources.source_interface import Source, SourceError

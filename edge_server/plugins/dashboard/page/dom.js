@@ -93,6 +93,12 @@ export function placeChildren(parent, nodes, offset = 0) {
   while (parent.children.length > offset + nodes.length) parent.lastElementChild.remove();
 }
 
+/** Return the reason of a model's state without the name and version that stand beside it already. */
+export function withoutName(reason, name) {
+  const found = /^(?:model )?'?(.+?)'?(?: version \d+)?[:,] /.exec(reason);
+  return found?.[1] === name ? reason.slice(found[0].length) : reason;
+}
+
 /** Return a number with its unit, "–" if it is unknown. */
 export function formatNumber(value, digits = 1, unit = "") {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";

@@ -1,7 +1,7 @@
 // Events as they come, from the stream /edge/v1/events.
 
 import { access, request, serverEvents } from "./api.js";
-import { byId, element, note } from "./dom.js";
+import { byId, element, note, withoutName } from "./dom.js";
 
 const MAX_SHOWN = 200;
 const MAX_LOADS = 500;
@@ -66,6 +66,12 @@ const SENTENCES = {
   "source.running": "sends pictures", "source.failed": "sends no pictures", "sink.running": "takes results", "sink.failed": "takes no results",
 };
 
+/** Field -> its words. */
+const DETAILS = {
+  reason: withoutName, detail: withoutName, failed_count: (count) => (count > 1 ? `${count} times in a row` : ""),
+  retry_in_s: (seconds) => `it is tried again in ${+seconds.toFixed(1)} s`,
+};
+
 function subjectOf({ kind, name, model, version, source, sink }) {
   if (kind in SENTENCES && kind.startsWith("server.")) return "";
   const who = name ?? source ?? sink ?? model;
@@ -80,11 +86,13 @@ function sentenceOf(event) {
   if (what === "zone.entered") return `${who} enters ${zone}`;
   if (what === "zone.left") return `${who} leaves ${zone} after ${seconds} s`;
   if (what === "zone.loitering") return `${who} has been in ${zone} for ${seconds} s`;
-  const { kind, number, time_s, name, model, version, ...others } = event;
+  // The generation tells programs two loads of one version apart.
+  const { kind, number, time_s, name, model, version, generation, ...others } = event;
   const subject = subjectOf(event);
   const rest = Object.entries(others)
     .filter(([field, value]) => value !== null && value !== "" && value !== subject)
-    .map(([field, value]) => (field === "reason" || field === "detail" ? value : `${field.replaceAll("_", " ")} ${typeof value === "number" ? +value.toFixed(3) : value}`));
+    .map(([field, value]) => DETAILS[field]?.(value, model) ?? `${field.replaceAll("_", " ")} ${typeof value === "number" ? +value.toFixed(3) : value}`)
+    .filter(Boolean);
   return `${[subject, SENTENCES[kind]].filter(Boolean).join(" ")}${rest.length ? `${subject || SENTENCES[kind] ? ": " : ""}${rest.join(", ")}` : ""}`;
 }
 

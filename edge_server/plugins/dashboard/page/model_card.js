@@ -87,7 +87,7 @@ function showFacts({ version, report }) {
   const text = JSON.stringify(facts);
   if (byId("model-facts").dataset.text === text) return;
   byId("model-facts").dataset.text = text;
-  byId("model-facts").replaceChildren(...facts.map(([title, fact]) => element("div", element("dt", title), element("dd", fact))));
+  byId("model-facts").replaceChildren(...facts.map(([title, fact]) => element(fact === precisions ? "div.wide" : "div", element("dt", title), element("dd", fact))));
 }
 
 /** Return a button that asks, and then has the server do something to the chosen model. */

@@ -1,7 +1,7 @@
 // The table of models: states, how they run, latency, and why one failed. Failed ones are first, and a click opens a model's card.
 
 import { access } from "./api.js";
-import { byId, cellsOf, element, formatNumber, keepChildren, note, setBadge, setText } from "./dom.js";
+import { byId, cellsOf, element, formatNumber, keepChildren, note, setBadge, setText, withoutName } from "./dom.js";
 import { Rates } from "./charts.js";
 import { chooseModel, chosenModel, KINDS, runsOn } from "./model_card.js";
 
@@ -90,12 +90,6 @@ edge-server serve --demo shows two models and a camera.`);
 
 /** Return a name with places where a narrow column may break it. */
 const breakable = (name) => name.split(/(?<=[_.-])/).flatMap((part) => [part, element("wbr")]);
-
-/** Return a reason without the name and version that the row shows already. */
-function withoutName(reason, name) {
-  const found = /^(?:model )?'?(.+?)'?(?: version \d+)?[:,] /.exec(reason);
-  return found?.[1] === name ? reason.slice(found[0].length) : reason;
-}
 
 /** Return the first sentence, or so much of it as fits one line, and the rest, "" if there is none. */
 function partsOf(text) {

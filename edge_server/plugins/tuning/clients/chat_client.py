@@ -52,7 +52,7 @@ def write_chats(
     return [[requests[(worker + turn) % len(requests)] for turn in range(len(requests))] for worker in range(workers)]
 
 
-def made_up_prompts(word_count: int, seed: int) -> list[str]:
+def generated_prompts(word_count: int, seed: int) -> list[str]:
     """Return prompts of so many words."""
     generator = random.Random(seed)
     return [" ".join(generator.choices(_WORDS, k=word_count)) for _ in range(_PROMPTS)]

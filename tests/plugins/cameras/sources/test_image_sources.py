@@ -14,7 +14,7 @@ import pytest
 
 from edge_server.plugins.cameras.sources.frame_encoding import encode_frame
 from edge_server.plugins.cameras.sources.frame_schedule import FrameSchedule
-from edge_server.plugins.cameras.sources.made_up import Pattern
+from edge_server.plugins.cameras.sources.generated import Pattern
 from edge_server.plugins.cameras.sources.source_choice import open_source
 from edge_server.plugins.cameras.sources.source_interface import Source, SourceError, SourcePicture
 from edge_server.protocol.frame_messages import FrameHeader

@@ -23,7 +23,7 @@ GRAYS = list(range(0, 240, 20))
 
 SIZE = (96, 64)
 FINITE = ["folder", "video"]
-MADE_UP = ["demo", "pattern"]
+GENERATED = ["demo", "pattern"]
 CAMERAS = ["v4l2", "mjpeg", pytest.param("rtsp", marks=pytest.mark.full)]
 
 
@@ -55,7 +55,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     """The source of the kind of this parameter."""
     kind = request.param
     path, away = tmp_path / "gray.mp4", tmp_path / "away"
-    if kind in MADE_UP:
+    if kind in GENERATED:
         return Made(kind, title={"demo": "moving portrait 384x288", "pattern": "test pattern 640x480"}[kind])
     if kind == "folder":
         path = tmp_path / "pictures"
@@ -100,7 +100,7 @@ def numbers_of(arrays: list[np.ndarray]) -> list[int]:
     return [round(float(pixels.mean()) / 20) for pixels in arrays]
 
 
-@pytest.mark.parametrize("made", [*FINITE, *MADE_UP, *CAMERAS], indirect=True)
+@pytest.mark.parametrize("made", [*FINITE, *GENERATED, *CAMERAS], indirect=True)
 def test_a_source_describes_itself(made: Made, source: Source) -> None:
     is_camera = "://" in made.url or made.url.startswith("/dev")
     assert (source.title, source.fps, source.length, source.is_live) == (
@@ -108,12 +108,12 @@ def test_a_source_describes_itself(made: Made, source: Source) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("made", [*FINITE, *MADE_UP, *CAMERAS], indirect=True)
+@pytest.mark.parametrize("made", [*FINITE, *GENERATED, *CAMERAS], indirect=True)
 def test_pictures_come_in_order_and_keep_their_pixels_while_others_are_read(made: Made, source: Source) -> None:
     shots = [source.read() for _ in GRAYS]
     pixels = [picture_pixels(shot) for shot in shots if shot is not None]
     before = [array.copy() for array in pixels]
-    if made.url in MADE_UP or made.url.startswith("rtsp"):
+    if made.url in GENERATED or made.url.startswith("rtsp"):
         assert len({array.tobytes() for array in pixels}) == len(GRAYS)
         source.read()
     else:
@@ -122,12 +122,12 @@ def test_pictures_come_in_order_and_keep_their_pixels_while_others_are_read(made
     assert {(array.dtype, array.ndim, array.shape[2]) for array in pixels} == {(np.dtype(np.uint8), 3, 3)}
 
 
-@pytest.mark.parametrize("made", [*FINITE, *MADE_UP], indirect=True)
+@pytest.mark.parametrize("made", [*FINITE, *GENERATED], indirect=True)
 def test_what_is_no_camera_begins_again_with_its_first_picture_also_after_its_end(made: Made, source: Source) -> None:
     seen = []
     for _ in range(3):
         shots = [source.read() for _ in GRAYS]
-        assert made.url in MADE_UP or (source.read(), source.read()) == (None, None)
+        assert made.url in GENERATED or (source.read(), source.read()) == (None, None)
         seen.append([picture_pixels(shot).tobytes() for shot in shots if shot is not None])
         source.rewind()
     assert seen[0] == seen[1] == seen[2]
@@ -149,7 +149,7 @@ def test_the_loss_of_a_camera_is_an_error_with_its_address_and_it_cannot_begin_a
     assert "geheim" not in lost.value.message + absent.value.message + source.title
 
 
-@pytest.mark.parametrize("made", [*FINITE, *MADE_UP, *CAMERAS], indirect=True)
+@pytest.mark.parametrize("made", [*FINITE, *GENERATED, *CAMERAS], indirect=True)
 def test_a_closed_source_leaves_neither_files_nor_threads(made: Made, eventually: Callable[..., bool]) -> None:
     # Kept, so that it is `close` that releases, not the end of the object.
     opened: list[Source] = []

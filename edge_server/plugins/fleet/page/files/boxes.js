@@ -62,6 +62,11 @@ export function showBoxes(boxes, changed) {
   show(changed);
 }
 
+/** Renew what says how long ago something was. The other rows are left as they are. */
+export function showAges() {
+  for (const row of rows.values()) row.showAge();
+}
+
 const isOfKind = (box, name) => !name || (name === "trouble" ? isInTrouble(box) : box.troubles.includes(name));
 
 const textOf = (box) => [
@@ -186,7 +191,11 @@ function makeRow() {
     ];
     details.replaceChildren(element("dl", ...facts.filter(([, text]) => text).flatMap(([term, text]) => [element("dt", term), element("dd", text)])));
   }
-  return { node, update };
+
+  function showAge() {
+    if (now.troubles.length || !detailsRow.hidden) update(now);
+  }
+  return { node, update, showAge };
 }
 
 const servedText = ({ name, serves, installed }) => installed || (serves && `${name} ${serves.replaceAll("version ", "").replaceAll(/ \([0-9a-f]+\)/g, "")}`);

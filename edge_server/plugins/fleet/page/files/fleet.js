@@ -3,7 +3,7 @@
 import { getJson, Refused, refreshAccess, setKey } from "../api.js";
 import { byId, note, setBadge, setText } from "../dom.js";
 import { followKey } from "../key.js";
-import { showBoxes } from "./boxes.js";
+import { showAges, showBoxes } from "./boxes.js";
 import { showReleases } from "./releases.js";
 import { isInTrouble } from "./troubles.js";
 import { showWrong } from "./wrong.js";
@@ -84,5 +84,5 @@ document.addEventListener("visibilitychange", () => {
   if (!document.hidden) refresh();
 });
 // "Since 5 minutes" grows also where nothing changes.
-setInterval(() => !document.hidden && showBoxes([...boxes.values()], new Set(boxes.keys())), 60000);
+setInterval(() => !document.hidden && showAges(), 60000);
 await refresh();

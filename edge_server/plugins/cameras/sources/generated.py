@@ -1,4 +1,4 @@
-"""Sources of made-up pictures: a moving test pattern, which needs no OpenCV, and a portrait that moves as if in front
+"""Sources of generated pictures: a moving test pattern, which needs no OpenCV, and a portrait that moves as if in front
 of a camera."""
 
 from __future__ import annotations
