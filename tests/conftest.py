@@ -63,6 +63,30 @@ FAST_PART = "not full and not soak and not long"
 """The `-m` of pyproject.toml."""
 
 
+@pytest.fixture(scope="module")
+def module_repository(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from tests.kit.models import Repository
+
+    return Repository(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Any:
+    from tests.kit.models import Repository
+
+    (tmp_path / "models").mkdir()
+    return Repository(tmp_path / "models")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of commands that run in the test's process. No variable is a setting of theirs."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("EDGE_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
 @pytest.fixture(scope="session", name="eventually")
 def _eventually() -> Callable[..., bool]:
     return eventually
@@ -721,11 +745,25 @@ class TrialInThisProcess:
     def open(self, job: Any, report: Any) -> dict[str, Any]:
         from edge_server.plugins.trials.candidate_process_main import OpenedModel
 
-        self._opened = OpenedModel({**job, "parent": os.getpid()}, sys.stderr)
-        return dict(self._opened.facts())
+        with self._failing():
+            self._opened = OpenedModel({**job, "parent": os.getpid()}, sys.stderr)
+            return dict(self._opened.facts())
 
     def execute(self, command: str, **fields: Any) -> dict[str, Any]:
-        return dict(getattr(self._opened, command)(fields))
+        with self._failing():
+            return dict(getattr(self._opened, command)(fields))
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Fail and end as the process does: a processor may not offer each precision that is tried."""
+        from edge_server.errors import EdgeServerError
+        from edge_server.plugins.trials.candidate_process import CandidateFailed
+
+        try:
+            yield
+        except EdgeServerError as error:
+            self.end()
+            raise CandidateFailed(error.message, type(error).__name__) from error
 
     def end(self) -> None:
         if self._opened is not None:
