@@ -63,6 +63,30 @@ FAST_PART = "not full and not soak and not long"
 """The `-m` of pyproject.toml."""
 
 
+@pytest.fixture(scope="module")
+def module_repository(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from tests.kit.models import Repository
+
+    return Repository(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Any:
+    from tests.kit.models import Repository
+
+    (tmp_path / "models").mkdir()
+    return Repository(tmp_path / "models")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of commands that run in the test's process. No variable is a setting of theirs."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("EDGE_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
 @pytest.fixture(scope="session", name="eventually")
 def _eventually() -> Callable[..., bool]:
     return eventually

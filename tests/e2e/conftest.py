@@ -6,6 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -74,18 +75,6 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSe
         yield servers
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    path = tmp_path / "models"
-    path.mkdir()
-    return Repository(path)
-
-
-@pytest.fixture(scope="module")
-def module_repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    return Repository(tmp_path_factory.mktemp("models"))
-
-
 def write_zoo(repository: Repository) -> None:
     """Write one model of every kind that clients ask for."""
     for datatype in DTYPES:
@@ -136,3 +125,9 @@ SAMPLED_DTYPES = ("BF16", "BYTES", "UINT64")
 )
 def datatype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def browser(browsers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with browsers.open_browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened

@@ -27,6 +27,8 @@ from tests.plugins.add.test_add_report import brightness, save
 
 pytest.importorskip("cv2")
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 HOSTILE = ULTRALYTICS | {"names": names(('quote " in it', "back\\slash", "é # } parameters"))}
 
 
@@ -35,14 +37,6 @@ def server(module_repository: Repository) -> Iterator[Any]:
     with serve(module_repository.path) as server:
         server.repository = module_repository.path
         yield server
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("EDGE_")]:
-        monkeypatch.delenv(name)
-    return tmp_path
 
 
 def test_an_export_is_served_with_its_labels_by_a_server_that_watches(

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.kit.models import identity_config
+from tests.kit.models import identity_body, identity_config
 from tests.kit.server import serve
 from tests.kit.site import Handler, Site
 
-INFER = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+INFER = identity_body()
 
 SEND = """
 const [url, options, done] = arguments;

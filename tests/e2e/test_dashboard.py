@@ -151,12 +151,6 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def browser(browsers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with browsers.open_browser(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def board(boards: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     made = boards.Board("orin_nano_jp6", tmp_path_factory.mktemp("board") / "files")
     yield made

@@ -12,10 +12,10 @@ import tritonclient.grpc
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
-from tests.kit.models import identity_config
+from tests.kit.models import identity_body, identity_config
 from tests.kit.server import serve
 
-BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]})
+BODY = json.dumps(identity_body())
 BIG = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 200000], "data": [7] * 200000}]})
 HEALTH = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"

@@ -32,12 +32,6 @@ PICK = (
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def browser(browsers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with browsers.open_browser(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
 @contextlib.contextmanager
 def page_of(urls: list[str], folder: Path, *flags: str) -> Iterator[str]:
     """Yield the address of a page of boxes, as the command prints it."""

@@ -19,7 +19,6 @@ from tests.plugins.governor import fake_nvml
 
 pytestmark = pytest.mark.full
 
-TESTS = Path(__file__).parents[1]
 UUID = "GPU-10101010-1010-1010-1010-101010101010"
 """What the driver's double reports for its GPU 0."""
 
@@ -108,8 +107,7 @@ def machine(tmp_path: Path) -> GpuMachine:
 
 
 def states(server: Any) -> dict[str, str]:
-    _, index = server.ask("/v2/repository/index", {})
-    return {item["name"]: item["state"] for item in index}
+    return {name: item["state"] for name, item in server.index().items()}
 
 
 def devices(server: Any) -> dict[str, str]:
@@ -139,8 +137,8 @@ def test_after_a_gpu_loss_kind_gpu_fails_and_a_model_without_kind_uses_the_cpu(
         assert server.get("/v2/models/any/ready")[0] == 200
         assert server.get("/v2/models/gpu_only/ready")[0] == 400
         assert server.get("/v2/health/ready")[0] == 400
-        reasons = {item["name"]: item.get("reason", "") for item in server.ask("/v2/repository/index", {})[1]}
-        assert "GPU 0 is lost to this process: doubling failed: CUDA failure 700" in reasons["gpu_only"]
+        lost = "GPU 0 is lost to this process: doubling failed: CUDA failure 700"
+        assert lost in server.index()["gpu_only"]["reason"]
         assert server.process.poll() is None, "it goes on serving what it can"
         assert server.stop() == 0
 

@@ -21,15 +21,11 @@ import tritonclient.grpc
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
 from tests.kit.model_folder import parameters
-from tests.kit.models import identity_config
+from tests.kit.models import identity_body, identity_config
 from tests.kit.server import COMMAND, serve
 
 IDLE_LIMIT_BYTES = 56_000_000
 RUNTIME_LIBRARIES = ("onnxruntime", "openvino", "cv2", "opencv", "numpy")
-
-
-def body() -> dict[str, Any]:
-    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
 
 
 def slow_config(delay_ms: int) -> str:
@@ -38,7 +34,7 @@ def slow_config(delay_ms: int) -> str:
 
 def occupy(server: Any, pool: ThreadPoolExecutor) -> tuple[Any, Any]:
     """Ask the model `slow` twice, and return both answers to come once one request runs and the other waits for it."""
-    asked = (pool.submit(server.infer, "slow", body()), pool.submit(server.infer, "slow", body()))
+    asked = (pool.submit(server.infer, "slow", identity_body()), pool.submit(server.infer, "slow", identity_body()))
     assert eventually(lambda: server.read_counters("slow")["nv_inference_pending_request_count"] == 1)
     return asked
 
@@ -104,7 +100,7 @@ def test_a_signal_drains_running_requests_and_exits_zero(repository: Any, number
         tensor = infer_input(tritonclient.grpc, "INPUT0", np.zeros((1, 1), np.int32))
         kept.request("GET", "/v2/health/ready")
         kept.getresponse().read()
-        first = pool.submit(server.infer, "slow", body())
+        first = pool.submit(server.infer, "slow", identity_body())
         second = pool.submit(grpc_client.infer, "slow", [tensor])
         assert eventually(lambda: server.read_counters("slow")["nv_inference_pending_request_count"] == 1)
         server.process.send_signal(number)
@@ -112,7 +108,7 @@ def test_a_signal_drains_running_requests_and_exits_zero(repository: Any, number
 
         def status_on_kept_connection() -> int:
             try:
-                kept.request("POST", "/v2/models/slow/infer", json.dumps(body()))
+                kept.request("POST", "/v2/models/slow/infer", json.dumps(identity_body()))
                 reply = kept.getresponse()
                 reply.read()
                 return reply.status
@@ -156,7 +152,7 @@ def test_an_idle_server_stops_at_once_and_leaves_no_files(repository: Any) -> No
     with serve(repository.path) as server:
         pid = server.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        assert server.infer("same", body())[0] == 200
+        assert server.infer("same", identity_body())[0] == 200
         assert server.stop(timeout_s=10) == 0
         assert not Path(f"/proc/{pid}/task").exists()
         assert not [child for child in children if Path(f"/proc/{child}").exists()]
@@ -237,7 +233,7 @@ def test_the_log_warns_of_flags_without_effect_and_omits_single_requests(reposit
             assert flag.split("=")[0] in server.log()
         before = len(server.log().splitlines())
         for number in range(20):
-            server.infer("same" if number % 2 else "nobody", body())
+            server.infer("same" if number % 2 else "nobody", identity_body())
         assert len(server.log().splitlines()) == before
         assert server.stop() == 0
         for line in server.log().splitlines():

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.kit.certificates import self_signed
-from tests.kit.models import identity_config
+from tests.kit.models import identity_body, identity_config
 from tests.kit.server import serve
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
@@ -29,7 +29,7 @@ PROGRAMS = {
     for name in ("nginx", "caddy", "haproxy")
 }
 NAME = "edge.example.com"
-BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]})
+BODY = json.dumps(identity_body())
 JSON = ("-H", "Content-Type: application/json")
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(120)]

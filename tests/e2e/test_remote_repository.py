@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit.eventually import eventually
-from tests.kit.models import identity_config
+from tests.kit.models import identity_body, identity_config
 from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
@@ -28,12 +28,8 @@ def serve_bucket(bucket: Any, tmp_path: Path) -> Callable[..., Any]:
     return start
 
 
-def body() -> dict[str, Any]:
-    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
-
-
 def answered_by(server: Any, name: str) -> str:
-    status, answer = server.infer(name, body())
+    status, answer = server.infer(name, identity_body())
     return answer["model_version"] if status == 200 else answer["error"]
 
 

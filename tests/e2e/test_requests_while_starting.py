@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
-from tests.kit.server import COMMAND
+from tests.kit.server import COMMAND, is_refused
 
 INFER = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]})
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }'
@@ -103,14 +103,6 @@ class TritonPythonModel:
 """
 WATCH = "/grpc.health.v1.Health/Watch"
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
-
-
-def is_refused(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 10).close()
-    except ConnectionRefusedError:
-        return True
-    return False
 
 
 def infer_over_grpc(client: Any, model: str) -> float:

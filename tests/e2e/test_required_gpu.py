@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 
 from tests.kit.eventually import eventually
+from tests.kit.models import add_sub_body
 from tests.kit.server import serve
 
 pytestmark = pytest.mark.full
 
 GPU = "max_batch_size: 4\ninstance_group { kind: KIND_GPU }\n"
-BODY = {
-    "inputs": [
-        {"name": name, "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16} for name in ("INPUT0", "INPUT1")
-    ]
-}
 
 
 @pytest.fixture
@@ -32,8 +28,8 @@ def models(repository: Any) -> Path:
 
 def reasons(server: Any) -> dict[str, str]:
     """Return why models do not serve, "" for those that do."""
-    _, index = server.ask("/v2/repository/index", {})
-    return {item["name"]: "" if item["state"] == "READY" else item.get("reason", item["state"]) for item in index}
+    index = server.index().items()
+    return {name: "" if item["state"] == "READY" else item.get("reason", item["state"]) for name, item in index}
 
 
 def test_with_a_gpu_they_wait_for_their_engine_and_an_unsuitable_runtime_reports_it(
@@ -49,6 +45,6 @@ def test_with_a_gpu_they_wait_for_their_engine_and_an_unsuitable_runtime_reports
         told = next(line for line in server.log().splitlines() if "model 'open' version 1 failed to load" in line)
         assert lacks in told
         assert "there is no tensorrt_rtx engine yet that matches its file" in told
-        status, answer = server.infer("open", BODY)
+        status, answer = server.infer("open", add_sub_body(1.0))
         assert (status, answer["outputs"][0]["data"]) == (200, [2.0] * 16)
         assert server.ask("/v2/models/open/config")[1]["instance_group"][0]["kind"] == "KIND_GPU"

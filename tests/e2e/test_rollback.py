@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.kit.models import identity_config
+from tests.kit.models import identity_body, identity_config
 from tests.kit.server import serve
 
 
@@ -15,13 +15,9 @@ def add_versions(repository: Any, *versions: int, name: str = "m") -> None:
         repository.add(name, identity_config(), version)
 
 
-def body(rows: int = 1) -> dict[str, Any]:
-    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [rows, 1], "data": [7] * rows}]}
-
-
 def serving(server: Any, name: str = "m") -> int | None:
     """Return the version that answers a request without one."""
-    status, answer = server.infer(name, body())
+    status, answer = server.infer(name, identity_body())
     return int(answer["model_version"]) if status == 200 else None
 
 

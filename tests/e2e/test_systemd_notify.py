@@ -24,7 +24,7 @@ import pytest
 from tests.kit.certificates import self_signed
 from tests.kit.eventually import eventually
 from tests.kit.model_folder import parameters
-from tests.kit.models import identity_config
+from tests.kit.models import identity_body, identity_config
 from tests.kit.server import COMMAND, serve
 
 WATCHDOG_S = 1.0
@@ -85,10 +85,6 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     item.close()
 
 
-def body() -> dict[str, Any]:
-    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
-
-
 def stub(**values: str) -> str:
     return identity_config(more=parameters(**values)).replace('"identity"', '"stub"')
 
@@ -146,7 +142,7 @@ def test_the_watchdog_is_notified_in_time_under_load(watched: Watched) -> None:
     count = len(watched.manager.watchdog_times())
 
     def has_enough() -> bool:
-        assert watched.server.infer("same", body())[0] == 200
+        assert watched.server.infer("same", identity_body())[0] == 200
         return len(watched.manager.watchdog_times()) >= count + 5
 
     assert eventually(has_enough)
@@ -157,7 +153,7 @@ def test_a_blocked_event_loop_stops_watchdog_notifications_until_it_runs_again(w
     manager = watched.manager
     first = len(manager.watchdog_times())
     assert eventually(lambda: len(manager.watchdog_times()) >= first + 2)
-    assert watched.server.infer("greedy", body())[0] == 200
+    assert watched.server.infer("greedy", identity_body())[0] == 200
     count = len(manager.watchdog_times())
     assert eventually(lambda: len(manager.watchdog_times()) >= count + 2)
     watchdog_times = manager.watchdog_times()[first:]
@@ -174,14 +170,14 @@ def test_a_hung_instance_stops_watchdog_notifications_and_is_named_in_the_status
     with serve(
         repository.path, "--watchdog-run-limit-secs=1", "--exit-timeout-secs=0", environment=manager.environment
     ) as server:
-        asking = threading.Thread(target=server.infer, args=("stuck", body()))
+        asking = threading.Thread(target=server.infer, args=("stuck", identity_body()))
         asking.start()
         assert eventually(lambda: "NOT WELL" in manager.status())
         assert "instance stuck" in manager.status()
         count, at = len(manager.watchdog_times()), time.monotonic()
         # All others are served, and nothing is fed, for longer than the watchdog waits.
         while time.monotonic() < at + WATCHDOG_S + 0.5:
-            assert server.infer("same", body())[0] == 200
+            assert server.infer("same", identity_body())[0] == 200
         assert len(manager.watchdog_times()) == count
         assert "is not fed" in server.log()
         server.process.terminate()
@@ -221,7 +217,7 @@ def test_sighup_applies_log_settings_and_names_settings_that_need_a_restart(watc
     server.process.send_signal(signal.SIGHUP)
     assert eventually(lambda: "nothing was reloaded" in server.log())
     assert server.ask("/v2/logging")[1]["log_format"] == "json"
-    assert server.infer("same", body())[0] == 200
+    assert server.infer("same", identity_body())[0] == 200
 
 
 class Https:

@@ -21,10 +21,10 @@ from edge_server.client import Frame, FrameHeader, FrameStream, StreamError
 from edge_server.protocol import messages
 from tests.kit.eventually import eventually
 from tests.kit.infer_input import infer_input
-from tests.kit.models import identity_config
+from tests.kit.models import identity_body, identity_config
 from tests.kit.server import serve
 
-BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]})
+BODY = json.dumps(identity_body())
 
 
 def openssl(folder: Path, *arguments: str) -> bytes:

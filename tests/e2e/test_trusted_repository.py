@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit.eventually import eventually
-from tests.kit.models import identity_config
+from tests.kit.models import identity_body, identity_config
 from tests.kit.server import serve
 
 
@@ -37,8 +37,7 @@ def deploy(repository: Any, staged: Path, version: int) -> None:
 
 
 def answered_by(server: Any) -> str:
-    request = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
-    status, answer = server.infer("echo", request)
+    status, answer = server.infer("echo", identity_body())
     return answer["model_version"] if status == 200 else answer["error"]
 
 

@@ -110,8 +110,7 @@ def pending(server: Any, model: str) -> int:
 
 
 def state_of(server: Any, model: str) -> str:
-    rows = server.ask("/v2/repository/index", {})[1]
-    return next((row.get("state", "") for row in rows if row["name"] == model), "")
+    return str(server.index().get(model, {}).get("state", ""))
 
 
 @pytest.mark.parametrize(

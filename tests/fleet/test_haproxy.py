@@ -193,10 +193,6 @@ class Fleet:
             if replica.process is not None and replica.process.poll() is None:
                 replica.end(signal.SIGKILL)
 
-    def balancer_pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._stats}{path}", timeout=20) as reply:
             return str(reply.read().decode())

@@ -417,10 +417,5 @@ def site(open_site: Callable[..., Site]) -> Site:
 
 
 @pytest.fixture
-def add_spec() -> ModelSpec:
-    return ADD
-
-
-@pytest.fixture
 def make_spec() -> Callable[..., ModelSpec]:
     return same

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -34,6 +35,17 @@ def identity_config(
         lines.append(f'input {{ name: "INPUT{index}" data_type: {kind} dims: [{dims}] }}')
         lines.append(f'output {{ name: "OUTPUT{index}" data_type: {kind} dims: [{dims}] }}')
     return "\n".join([*lines, more])
+
+
+def identity_body() -> dict[str, Any]:
+    """Return an inference request of one row to a model of `identity_config`."""
+    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+
+
+def add_sub_body(value: float) -> dict[str, Any]:
+    """Return an inference request of one row to a model of `Repository.add_sub`: INPUT0 is `value`, INPUT1 is 1."""
+    pairs = (("INPUT0", value), ("INPUT1", 1.0))
+    return {"inputs": [{"name": name, "datatype": "FP32", "shape": [1, 16], "data": [x] * 16} for name, x in pairs]}
 
 
 def picture_sum_config(side: int = 8, **more: object) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -48,7 +49,7 @@ class Addresses:
         """Return status and body, whatever the status is."""
         request = urllib.request.Request(self.url(path), data=body, headers=headers or {}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
+            with urllib.request.urlopen(request, timeout=120) as reply:
                 return reply.status, reply.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -62,6 +63,12 @@ class Addresses:
 
     def infer(self, model: str, body: dict[str, Any]) -> tuple[int, Any]:
         return self.ask(f"/v2/models/{model}/infer", body)
+
+    def index(self, **members: Any) -> dict[str, dict[str, Any]]:
+        """Return the repository's index: by name, the entry of each model's last version."""
+        status, answer = self.ask("/v2/repository/index", members)
+        assert status == 200, answer
+        return {item["name"]: item for item in answer}
 
     def connection(self) -> http.client.HTTPConnection:
         """Return a separate connection, for requests that urllib would correct. The caller closes it."""
@@ -132,6 +139,15 @@ class ServerProcess(Addresses):
         """Stop it, and check its exit code and that no traceback is in its log."""
         assert self.stop() == 0
         assert "Traceback" not in self.log(), self.log()
+
+
+def is_refused(port: int) -> bool:
+    """Return whether nothing listens on a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 10).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 @functools.cache

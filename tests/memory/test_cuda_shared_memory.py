@@ -18,6 +18,7 @@ from edge_server.backends.cuda import cuda_devices, cuda_driver
 from edge_server.errors import AlreadyExists, InvalidRequest, NotFound, ServingFault, Unsupported
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry
 from edge_server.memory.shared_memory import SharedMemoryRegistry
+from tests.kit.server import Addresses
 from tests.kit.together import together
 
 
@@ -237,17 +238,6 @@ def served(gpu: Any, tmp_path: Path, serve_with_client_memory: Any) -> Iterator[
         yield addresses
 
 
-def _post(address: str, path: str, body: object) -> tuple[int, Any]:
-    request = urllib.request.Request(f"http://{address}{path}", data=json.dumps(body).encode(), method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=30) as reply:
-            text = reply.read()
-            return reply.status, json.loads(text) if text else None
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
-
-
 def _page(address: str) -> str:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as reply:
         return str(reply.read().decode())
@@ -268,10 +258,10 @@ def test_clients_infer_in_device_memory_over_http_and_grpc(gpu: Any, served: Any
     handle = base64.b64encode(memory.handle).decode()
     body = {"raw_handle": {"b64": handle}, "device_id": 0, "byte_size": 64}
     path = "/v2/cudasharedmemory/region/r/register"
-    assert _post(http, path, body | {"raw_handle": {"b64": "no base64"}})[0] == 400
-    assert _post(http, path, {})[0] == 400
-    assert _post(http, path, body)[0] == 200
-    status, answer = _post(http, path, body)
+    assert Addresses(http).ask(path, body | {"raw_handle": {"b64": "no base64"}})[0] == 400
+    assert Addresses(http).ask(path, {})[0] == 400
+    assert Addresses(http).ask(path, body)[0] == 200
+    status, answer = Addresses(http).ask(path, body)
     assert status == 400
     assert "already in manager" in answer["error"]
     assert _get(http, "/v2/cudasharedmemory/status") == [{"name": "r", "device_id": 0, "byte_size": 64}]
@@ -280,7 +270,7 @@ def test_clients_infer_in_device_memory_over_http_and_grpc(gpu: Any, served: Any
         "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [4], "parameters": pin_view}],
         "outputs": [{"name": "OUTPUT0", "parameters": {**pin_view, "shared_memory_offset": 16}}],
     }
-    status, answer = _post(http, "/v2/models/same/infer", request)
+    status, answer = Addresses(http).ask("/v2/models/same/infer", request)
     assert status == 200, answer
     assert "data" not in answer["outputs"][0]
     assert bytes(memory.buffer[16:32]) == given.tobytes()
@@ -298,4 +288,4 @@ def test_clients_infer_in_device_memory_over_http_and_grpc(gpu: Any, served: Any
         assert bytes(memory.buffer[48:]) == given.tobytes()
         client.unregister_cuda_shared_memory()
         assert not client.get_cuda_shared_memory_status().regions
-    assert _post(http, "/v2/models/same/infer", request)[0] == 404
+    assert Addresses(http).ask("/v2/models/same/infer", request)[0] == 404

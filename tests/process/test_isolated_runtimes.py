@@ -1,4 +1,5 @@
-"""`isolation: "process"` for models of runtimes that compute batches: their answers are those of the runtime."""
+"""`isolation: "process"` for models of runtimes that compute batches: their answers are those of the runtime,
+and a crash of the runtime ends the model's process only."""
 
 from __future__ import annotations
 
@@ -51,3 +52,27 @@ def test_an_isolated_model_answers_as_one_in_the_server(repository: Any, backend
             assert all(pool.map(negate, range(12)))
         status, answer = ask(server, f"isolated_{backend}", "FP32", a=[[1, 2]])
         assert status == 400, answer
+
+
+def test_a_division_that_ends_the_runtime_ends_the_models_process_only(
+    repository: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The processor cannot divide the least INT32 by -1, and ONNX Runtime does not ask before."""
+    caplog.set_level("INFO")
+    division = model([helper.make_node("Div", ["a", "b"], ["y"])], "ab", TensorProto.INT32)
+    repository.add("div", ISOLATED.format("onnxruntime"), model=division)
+    repository.add("in_server", 'backend: "onnxruntime"', model=division)
+    repository.add_sub("other")
+    with serve_here(repository.path) as server:
+        assert ask(server, "div", a=[[4, 9]], b=[[2, 3]])[1]["outputs"][0]["data"] == [2, 3]
+        status, answer = ask(server, "div", a=[[-(2**31), 9]], b=[[-1, 3]])
+        assert status == 500
+        assert "model 'div': its process" in answer["error"]
+        assert "SIGFPE" in answer["error"]
+        # It is started again at once, and requests wait for it.
+        assert ask(server, "div", a=[[4, 9]], b=[[2, 3]])[1]["outputs"][0]["data"] == [2, 3]
+        assert server.request("GET", "/v2/models/other/ready")[0] == 200
+        noted = [line for line in caplog.text.splitlines() if "can end the server" in line]
+        assert len(noted) == 1
+        assert "model 'in_server'" in noted[0]
+        assert "input 'b'" in noted[0]

@@ -197,5 +197,4 @@ def opened(server: Any, protocol: str) -> Any:
 
 
 def state(server: Any, name: str) -> str:
-    _, entries = server.ask("/v2/repository/index", {})
-    return next((entry.get("state", "") for entry in entries if entry["name"] == name), "")
+    return str(server.index().get(name, {}).get("state", ""))

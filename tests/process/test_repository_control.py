@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from tests.kit.eventually import eventually
-from tests.kit.models import finish, identity_config
+from tests.kit.models import finish, identity_body, identity_config
 from tests.kit.server import serve_here
 
 
@@ -24,7 +24,7 @@ def explicit(module_repository: Any) -> Iterator[Any]:
     module_repository.add_sub("add_sub", 'backend: "onnxruntime"')
     (module_repository.add("broken", 'backend: "onnxruntime"') / "1" / "model.onnx").write_bytes(b"not a model")
     with serve_here(module_repository.path, model_control_mode="explicit", load_model="named_at_start") as server:
-        server.at_start = index(server), index(server, {"ready": True})
+        server.at_start = server.index(), server.index(ready=True)
         yield server
 
 
@@ -38,22 +38,12 @@ def one(explicit: Any, module_repository: Any, request: pytest.FixtureRequest) -
     assert unload(explicit, name)[0] == 200
 
 
-def index(server: Any, body: dict[str, Any] | None = None) -> dict[str, dict[str, str]]:
-    status, answer = server.ask("/v2/repository/index", body or {})
-    assert status == 200, answer
-    return {item["name"]: item for item in answer}
-
-
 def load(server: Any, name: str, **parameters: str) -> tuple[int, Any]:
     return server.ask(f"/v2/repository/models/{name}/load", {"parameters": parameters} if parameters else {})
 
 
 def unload(server: Any, name: str) -> tuple[int, Any]:
     return server.ask(f"/v2/repository/models/{name}/unload", {})
-
-
-def body(rows: int = 1) -> dict[str, Any]:
-    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [rows, 1], "data": [7] * rows}]}
 
 
 def test_only_the_named_model_is_loaded_at_the_start_and_the_rest_is_listed(explicit: Any) -> None:
@@ -67,16 +57,16 @@ def test_only_the_named_model_is_loaded_at_the_start_and_the_rest_is_listed(expl
 
 
 def test_load_and_unload_change_the_served_models(explicit: Any) -> None:
-    assert explicit.infer("two", body())[0] == 404
+    assert explicit.infer("two", identity_body())[0] == 404
     assert load(explicit, "two") == (200, None)
-    assert explicit.infer("two", body())[0] == 200
+    assert explicit.infer("two", identity_body())[0] == 200
     assert unload(explicit, "two") == (200, None)
-    status, answer = explicit.infer("two", body())
+    status, answer = explicit.infer("two", identity_body())
     assert status == 404
     assert "'two' has no available versions" in answer["error"]
     # The order is answered before the version has ended.
-    assert eventually(lambda: index(explicit)["two"]["state"] != "UNLOADING")
-    entry = index(explicit)["two"]
+    assert eventually(lambda: explicit.index()["two"]["state"] != "UNLOADING")
+    entry = explicit.index()["two"]
     assert (entry["state"], entry["reason"]) == ("UNAVAILABLE", "unloaded")
     # A model that was unloaded on purpose does not make the server unready.
     assert explicit.get("/v2/health/ready")[0] == 200
@@ -87,10 +77,10 @@ def test_a_failed_load_has_its_reason_and_does_not_disturb_other_models(explicit
     status, answer = load(explicit, "broken")
     assert status == 400
     assert "load failed for model 'broken'" in answer["error"]
-    entry = index(explicit)["broken"]
+    entry = explicit.index()["broken"]
     assert entry["state"] == "UNAVAILABLE"
     assert entry["reason"]
-    assert explicit.infer(one, body())[0] == 200
+    assert explicit.infer(one, identity_body())[0] == 200
 
 
 BROKEN = 'backend: "no_such_runtime"\nmax_batch_size: 0'
@@ -146,7 +136,7 @@ def test_other_weights_of_the_same_size_and_time_are_served(
     )
     with serve_here(repository.path, **control) as server:
         assert times(server) == 1
-        assert eventually(lambda: "digest" in index(server)["times"])
+        assert eventually(lambda: "digest" in server.index()["times"])
         write(2, repository.path / "new")
         (repository.path / "new").rename(file)
         assert mode == "poll" or load(server, "times")[0] == 200
@@ -154,11 +144,11 @@ def test_other_weights_of_the_same_size_and_time_are_served(
         write(3, file)
         assert mode == "poll" or load(server, "times")[0] == 200
         assert eventually(lambda: times(server) == 3)
-        assert eventually(lambda: "digest" in index(server)["times"])
+        assert eventually(lambda: "digest" in server.index()["times"])
         file.chmod(0o600)
         os.link(file, repository.path.parent / "backup")
         # A load call reads the files anew, and so does the scan that finds another model.
         repository.add("later", 'backend: "identity"')
-        assert load(server, "times")[0] == 200 if mode == "explicit" else eventually(lambda: "later" in index(server))
+        assert load(server, "times")[0] == 200 if mode == "explicit" else eventually(lambda: "later" in server.index())
         assert times(server) == 3
     assert caplog.text.count("'times' version 1 is loaded") == 3

@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.kit.models import add_sub_body
 from tests.kit.server import serve_here
 
 pytestmark = pytest.mark.full
 
 GPU = "max_batch_size: 4\ninstance_group { kind: KIND_GPU }\n"
-BODY = {
-    "inputs": [
-        {"name": name, "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16} for name in ("INPUT0", "INPUT1")
-    ]
-}
 
 
 @pytest.fixture
@@ -30,8 +26,8 @@ def models(repository: Any) -> Path:
 
 def reasons(server: Any) -> dict[str, str]:
     """Return why models do not serve, "" for those that do."""
-    _, index = server.ask("/v2/repository/index", {})
-    return {item["name"]: "" if item["state"] == "READY" else item.get("reason", item["state"]) for item in index}
+    index = server.index().items()
+    return {name: "" if item["state"] == "READY" else item.get("reason", item["state"]) for name, item in index}
 
 
 def test_without_a_gpu_they_are_refused_with_advice_and_other_models_serve(models: Path) -> None:
@@ -42,10 +38,10 @@ def test_without_a_gpu_they_are_refused_with_advice_and_other_models_serve(model
                 f"model '{name}': instance_group '{name}_0' has kind KIND_GPU but no GPU is available; use KIND_CPU, "
                 "or KIND_AUTO to take what there is"
             )
-            status, answer = server.infer(name, BODY)
+            status, answer = server.infer(name, add_sub_body(1.0))
             absent = f"Request for unknown model: '{name}' has no available versions"
             assert (status, answer["error"]) == (404, f"{absent}: version 1 is UNAVAILABLE ({found[name]})")
         assert found["content"] == ""
-        assert server.infer("content", BODY)[0] == 200
+        assert server.infer("content", add_sub_body(1.0))[0] == 200
         assert server.ask("/edge/v1/engines")[1]["enabled"] is False
         assert server.get("/v2/health/ready")[0] == 200, "what never served does not count in mode poll"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.models import Repository, identity_config
+from tests.kit.models import Repository, identity_body, identity_config
 from tests.kit.server import serve_here
 
 MODES: dict[str, dict[str, Any]] = {
@@ -24,13 +24,9 @@ def add_versions(repository: Any, *versions: int, name: str = "m") -> None:
         repository.add(name, identity_config(), version)
 
 
-def body(rows: int = 1) -> dict[str, Any]:
-    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [rows, 1], "data": [7] * rows}]}
-
-
 def serving(server: Any, name: str = "m") -> int | None:
     """Return the version that answers a request without one."""
-    status, answer = server.infer(name, body())
+    status, answer = server.infer(name, identity_body())
     return int(answer["model_version"]) if status == 200 else None
 
 
@@ -126,7 +122,7 @@ def test_no_request_is_lost_while_versions_are_rolled_back_and_forth(explicit: A
 
     def ask() -> None:
         while not is_over.is_set():
-            answers.append(explicit.infer("busy", body()))
+            answers.append(explicit.infer("busy", identity_body()))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:

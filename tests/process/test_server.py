@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from edge_server.config import GrpcConfig, RepositoryConfig, ServerConfig
 from edge_server.process import server as process_module
 from edge_server.process.server import ServerProcess
 from tests.kit.eventually import eventually
+from tests.kit.server import is_refused
 
 
 def server(**parts: Any) -> Any:
@@ -136,14 +136,6 @@ class TritonPythonModel:
             for r in requests
         ]
 """
-
-
-def is_refused(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 10).close()
-    except ConnectionRefusedError:
-        return True
-    return False
 
 
 def test_grpc_accepts_clients_while_only_engine_builds_are_left(

@@ -10,9 +10,11 @@ import pytest
 
 import edge_server.backends as backends
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, RequestSession, Session
-from edge_server.core.model_spec import InputSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import LoadError
+from edge_server.repository.disk.scan import Scanner
+from edge_server.repository.resolve_version import ResolveOptions, resolve
 
 if TYPE_CHECKING:
     AddModel = Callable[..., Path]
@@ -115,3 +117,16 @@ def counted() -> type[str]:
         __hash__ = str.__hash__
 
     return Counted
+
+
+@pytest.fixture
+def resolved(root: Path, add_model: Callable[..., Path]) -> Callable[[str], ModelSpec]:
+    """Takes the configuration of a model and returns what is promised by it."""
+
+    def call(config: str) -> ModelSpec:
+        add_model("m", config)
+        model = Scanner([root]).find("m")
+        assert model is not None
+        return resolve(model, 1, ResolveOptions()).spec
+
+    return call

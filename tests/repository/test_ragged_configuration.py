@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +13,10 @@ from edge_server.core.ensemble_and_sequence_spec import BatchInput, BatchInputKi
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
-from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.model_config import auto_complete
 from edge_server.repository.model_config.auto_complete import check_against_file, complete
 from edge_server.repository.model_config.pbtxt import new_config, parse_text
 from edge_server.repository.model_config.validate_sequences_and_ragged_batches import check_ragged
-from edge_server.repository.resolve_version import ResolveOptions, resolve
 
 RAGGED = 'input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }\n'
 OUTPUT = 'output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }\n'
@@ -28,17 +25,6 @@ MADE = (
 )
 CUT = 'batch_output { target_name: "y" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "x" }\n'
 GOOD = 'backend: "identity"\nmax_batch_size: 4\n' + RAGGED + OUTPUT
-
-
-@pytest.fixture
-def resolved(root: Path, add_model: Callable[..., Path]) -> Callable[[str], ModelSpec]:
-    def call(config: str) -> ModelSpec:
-        add_model("m", config)
-        model = Scanner([root]).find("m")
-        assert model is not None
-        return resolve(model, 1, ResolveOptions()).spec
-
-    return call
 
 
 def test_a_ragged_configuration_is_taken_as_written_and_nothing_of_it_is_ignored(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,11 +21,9 @@ from edge_server.core.ensemble_and_sequence_spec import (
 from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig
-from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.model_config.auto_complete import check_against_file, complete
 from edge_server.repository.model_config.pbtxt import parse_text
 from edge_server.repository.model_config.validate_sequences_and_ragged_batches import _check_names
-from edge_server.repository.resolve_version import ResolveOptions, resolve
 
 IO = 'input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }\noutput { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }\n'
 GOOD = 'backend: "identity"\nmax_batch_size: 4\n' + IO
@@ -43,17 +40,6 @@ STATE = (
 
 def batching(*parts: str) -> str:
     return "sequence_batching {\n" + "".join(parts) + "}\n"
-
-
-@pytest.fixture
-def resolved(root: Path, add_model: Callable[..., Path]) -> Callable[[str], ModelSpec]:
-    def call(config: str) -> ModelSpec:
-        add_model("m", config)
-        model = Scanner([root]).find("m")
-        assert model is not None
-        return resolve(model, 1, ResolveOptions()).spec
-
-    return call
 
 
 def test_a_sequence_configuration_is_taken_as_written(resolved: Callable[[str], ModelSpec]) -> None:

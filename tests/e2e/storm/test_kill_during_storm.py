@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.storm.storm import generation_of
 from tests.kit.eventually import eventually
 from tests.kit.model_folder import parameters
-from tests.kit.models import identity_config
+from tests.kit.models import identity_body, identity_config
 from tests.kit.server import serve
 
 pytestmark = pytest.mark.soak
@@ -43,10 +43,6 @@ def kill(server: Any, after_s: float = 0.0) -> None:
     time.sleep(after_s)
     server.process.kill()
     assert server.process.wait(30) == -signal.SIGKILL
-
-
-def body() -> dict[str, Any]:
-    return {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
 
 
 def states(server: Any) -> dict[str, str]:
@@ -92,7 +88,7 @@ def test_after_a_kill_during_a_drain_a_restart_serves_on_the_same_ports(
     repository.add("model", identity_config(more=parameters(execute_delay_ms="60000")))
     with serve_here(repository.path, *POLL) as server, ThreadPoolExecutor(2) as pool:
         # One request runs and another waits; both lose their server.
-        asked = [pool.submit(server.infer, "model", body()) for _ in range(2)]
+        asked = [pool.submit(server.infer, "model", identity_body()) for _ in range(2)]
         assert eventually(lambda: server.read_counters("model")["nv_inference_pending_request_count"] == 1)
         if drains == "the server":
             server.process.send_signal(signal.SIGTERM)
@@ -103,7 +99,7 @@ def test_after_a_kill_during_a_drain_a_restart_serves_on_the_same_ports(
         kill(server)
         assert all(isinstance(one.exception(30), OSError) for one in asked)
     with serve_here(repository.path, *POLL) as server:
-        status, answer = server.infer("model", body())
+        status, answer = server.infer("model", identity_body())
         assert (status, answer["model_version"]) == (200, "2")
         assert states(server) == {"2": "READY"}
         assert server.stop() == 0

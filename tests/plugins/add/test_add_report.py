@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -28,15 +27,9 @@ from tests.kit.server import COMMAND
 
 cv2 = pytest.importorskip("cv2")
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 TINY_LANGUAGE_MODEL = Path(__file__).parents[2] / "data/tiny_llm/tiny.gguf"
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("EDGE_")]:
-        monkeypatch.delenv(name)
-    return tmp_path
 
 
 def save(path: Path, model: Any) -> Path:

@@ -24,15 +24,7 @@ from tests.kit.server import COMMAND
 
 cv2 = pytest.importorskip("cv2")
 
-pytestmark = pytest.mark.usefixtures("tried_here")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("EDGE_")]:
-        monkeypatch.delenv(name)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder", "tried_here")
 
 
 def save(path: Path, nodes: Sequence[onnx.NodeProto], shapes: Sequence[Sequence[object]], metadata: str = "") -> None:

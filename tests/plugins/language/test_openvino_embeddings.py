@@ -192,6 +192,6 @@ def test_embeddings_are_compared_by_their_cosine(embedding_server: Any, client: 
 
 
 def test_an_unservable_model_has_its_reason(embedding_server: Any) -> None:
-    index = {entry["name"]: entry for entry in embedding_server.ask("/v2/repository/index", {})[1]}
+    index = embedding_server.index()
     assert "parameter pooling: expected cls, mean, last_token, got 'max'" in index["wrong"]["reason"]
     assert "expected 'openvino_tokenizer.xml' beside it" in index["incomplete"]["reason"]

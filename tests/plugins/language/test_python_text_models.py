@@ -109,8 +109,7 @@ def test_a_template_beside_a_model_makes_a_prompt_of_a_chat_or_refuses_it(server
 @pytest.mark.full
 @needs_jinja
 def test_a_template_that_cannot_be_compiled_does_not_load(server: Any) -> None:
-    (entry,) = [item for item in server.ask("/v2/repository/index", {})[1] if item["name"] == "broken_template"]
-    assert "model 'broken_template': chat template, line 2" in entry["reason"]
+    assert "model 'broken_template': chat template, line 2" in server.index()["broken_template"]["reason"]
 
 
 def test_models_of_texts_and_embeddings_are_listed(server: Any) -> None:

@@ -36,7 +36,6 @@ CAMERA_TOKEN = (
 )
 CAMERA_KEY = f"0/camera/image_raw/sensor_msgs::msg::dds_::Image_/{IMAGE_HASH}"
 THIRD_ATTACHMENT = bytes.fromhex("0300000000000000 3b7020e030a5eb18 10 f5f78632d20921c2b36d92f9e6c05b57")
-ROSOUT_QOS = ":1:,1000:,:10,0:,,"
 
 
 def test_data_is_sent_on_the_key_of_rmw_zenoh() -> None:

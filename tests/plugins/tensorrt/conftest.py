@@ -163,3 +163,13 @@ def open_session(job: Callable[..., OpenJob]) -> Callable[..., TensorRTSession]:
         return load_backend("tensorrt_rtx").open(job(file, backend="tensorrt_rtx", device_id=0, **more))  # type: ignore[return-value]
 
     return open_it
+
+
+@pytest.fixture
+def double_plan(write_onnx: Callable[..., ModelFile], write_plan: Callable[..., ModelFile]) -> ModelFile:
+    """Y = X + X, FP32 [1..8, 4]."""
+    import onnx
+
+    x, y = ((name, onnx.TensorProto.FLOAT, ["n", 4]) for name in "XY")
+    file = write_onnx([onnx.helper.make_node("Add", ["X", "X"], ["Y"])], [x], [y])
+    return write_plan(file, {"X": ([1, 4], [4, 4], [8, 4])})

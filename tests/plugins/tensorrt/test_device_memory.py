@@ -22,6 +22,7 @@ from edge_server.core.model_spec import InputSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BackendError, ServingFault
 from edge_server.memory.cuda_shared_memory import CudaMemoryRegistry, CudaPin
+from tests.kit.server import Addresses
 
 onnx = pytest.importorskip("onnx")
 helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
@@ -35,15 +36,6 @@ BATCHING = {
     "outputs": (OutputSpec("Y", DType.FP32, (4,)),),
     "max_batch_size": 8,
 }
-
-
-@pytest.fixture
-def double_plan(write_onnx: Callable[..., ModelFile], write_plan: Callable[..., ModelFile]) -> ModelFile:
-    """Y = X + X, FP32 [1..8, 4]."""
-    node = helper.make_node("Add", ["X", "X"], ["Y"])
-    return write_plan(
-        write_onnx([node], [("X", FLOAT, ["n", 4])], [("Y", FLOAT, ["n", 4])]), {"X": ([1, 4], [4, 4], [8, 4])}
-    )
 
 
 def rows(count: int) -> np.ndarray:
@@ -305,17 +297,6 @@ def served(
         yield addresses
 
 
-def _post(address: str, path: str, body: object) -> tuple[int, Any]:
-    request = urllib.request.Request(f"http://{address}{path}", data=json.dumps(body).encode(), method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=30) as reply:
-            text = reply.read()
-            return reply.status, json.loads(text) if text else None
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
-
-
 def _copied(address: str) -> list[str]:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as reply:
         page = reply.read().decode()
@@ -330,7 +311,7 @@ def test_requests_over_http_and_grpc_make_no_host_copies(
     memory = client_memory(4096)
     memory.buffer[:32] = rows(2).tobytes()
     body = {"raw_handle": {"b64": base64.b64encode(memory.handle).decode()}, "device_id": 0, "byte_size": 4096}
-    assert _post(http, "/v2/cudasharedmemory/region/r/register", body)[0] == 200
+    assert Addresses(http).ask("/v2/cudasharedmemory/region/r/register", body)[0] == 200
 
     def place(offset: int, size: int = 32) -> dict[str, object]:
         return {"shared_memory_region": "r", "shared_memory_byte_size": size, "shared_memory_offset": offset}
@@ -342,7 +323,7 @@ def test_requests_over_http_and_grpc_make_no_host_copies(
         }
 
     path = "/v2/models/double/infer"
-    (status, answer), host, device = copies_of(gpu, lambda: _post(http, path, request(place(0), place(1024))))
+    (status, answer), host, device = copies_of(gpu, lambda: Addresses(http).ask(path, request(place(0), place(1024))))
     assert status == 200, answer
     assert answer["outputs"] == [{"name": "Y", "datatype": "FP32", "shape": [2, 4]}]
     assert (host, device) == (0, 1)
@@ -369,7 +350,7 @@ def test_requests_over_http_and_grpc_make_no_host_copies(
         (place(0), place(1024), (3, 4), "byte size mismatch"),
         (place(0), place(1024), (1, 8), "unexpected shape"),
     ):
-        status, answer = _post(http, path, request(given_place, wanted_place, shape))
+        status, answer = Addresses(http).ask(path, request(given_place, wanted_place, shape))
         assert (status, problem in answer["error"]) == (400, True), answer
-    assert _post(http, "/v2/cudasharedmemory/unregister", {})[0] == 200
-    assert _post(http, path, request(place(0), place(1024)))[0] == 404
+    assert Addresses(http).ask("/v2/cudasharedmemory/unregister", {})[0] == 200
+    assert Addresses(http).ask(path, request(place(0), place(1024)))[0] == 404

@@ -29,15 +29,6 @@ FLOAT = TensorProto.FLOAT
 Open = Callable[..., Any]
 
 
-@pytest.fixture
-def double_plan(write_onnx: Callable[..., ModelFile], write_plan: Callable[..., ModelFile]) -> ModelFile:
-    """Y = X + X, FP32 [1..8, 4]."""
-    node = helper.make_node("Add", ["X", "X"], ["Y"])
-    return write_plan(
-        write_onnx([node], [("X", FLOAT, ["n", 4])], [("Y", FLOAT, ["n", 4])]), {"X": ([1, 4], [4, 4], [8, 4])}
-    )
-
-
 IN, OUT = (InputSpec("X", DType.FP32, (4,)),), (OutputSpec("Y", DType.FP32, (4,)),)
 BATCHING = {"inputs": IN, "outputs": OUT, "max_batch_size": 8}
 

@@ -19,7 +19,6 @@ from edge_server.protocol.frame_messages import Detection, Frame, FrameHeader
 from edge_server.repository.model_config import pbtxt
 from edge_server.repository.model_config.config_to_spec import to_spec
 from edge_server.repository.model_config.labels import read_labels
-from tests.kit.models import Repository
 
 
 @pytest.fixture(scope="session")
@@ -284,16 +283,6 @@ def bundled(repository_root: Path) -> Callable[[str], ModelSpec]:
         return to_spec(config, labels)
 
     return read
-
-
-@pytest.fixture(scope="module")
-def module_repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    return Repository(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(tmp_path / "models")
 
 
 @pytest.fixture(scope="session")

@@ -269,7 +269,6 @@ PERSON = {
     "end2end-pose-xy": spread(beside(corners(), ONE, IMAGE, POINTS_XY), 300),
 }
 EXTRA = {"boxes-scores-labels": (InputSpec("orig_target_sizes", DType.INT64, (2,)),)}
-LABEL_TYPES = {"labels": DType.INT64, "num_dets": DType.INT32}
 
 
 def decode(match: LayoutMatch, spec: ModelSpec, values: dict[str, np.ndarray], make_fit: Any) -> tuple[Detection, ...]:

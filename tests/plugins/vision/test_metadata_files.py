@@ -128,9 +128,9 @@ def test_boxes_of_a_model_without_configuration(server: Any, picture: bytes, mod
 def test_rows_of_a_whole_batch_need_a_model_without_batches_which_add_writes(server: Any) -> None:
     assert f'\nmax_batch_size: 0\ninput {{ name: "image" dims: [-1, 3, {SIDE}, {SIDE}] }}\n' in server.config
     assert "# The rows of all pictures of a batch are in one list" in server.config
-    reasons = {item["name"]: item.get("reason", "") for item in server.ask("/v2/repository/index", {})[1]}
+    index = server.index()
     for model in ("paddle_of_batches", "paddle_of_batches_without_file"):
-        assert f"model '{model}': expected max_batch_size 0 and an input with dims [-1, ...]" in reasons[model]
+        assert f"model '{model}': expected max_batch_size 0 and an input with dims [-1, ...]" in index[model]["reason"]
 
 
 def test_frames_fill_the_other_inputs_too(server: Any, picture: bytes) -> None:

