@@ -253,6 +253,12 @@ class Plugin:
     backends: Mapping[str, str] = MappingProxyType({})
     """Backend -> module with a function `make(name) -> Backend`. Read only of plugins of this package: others have the
     entry points `edge_server.backends`, which also processes find that know no plugins."""
+    machine_checks: Sequence[str] = ()
+    """Checks of `edge-server doctor`, "module:function" each: gets the folder (Path) with the /sys, /proc and /etc of
+    the machine, and returns findings (`core.finding`)."""
+    machine_facts: Mapping[str, str] = MappingProxyType({})
+    """Name -> "module:function" that asks a driver and returns its answer as JSON, for `doctor --collect`. It runs in a
+    process of its own, because a broken driver hangs or ends it."""
     data_backends: Sequence[str] = ()
     """Those of `backends` whose model files are data: opening or running one runs no code of its author. Another
     machine may send files for these without `--allow-code-upload`."""
