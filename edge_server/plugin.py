@@ -23,6 +23,7 @@ from edge_server.own_plugins import plugin_objects
 from edge_server.record import record
 
 if TYPE_CHECKING:
+    from edge_server.backends.trial_engines import TrialEngineSettings
     from edge_server.config import ServerConfig
     from edge_server.config.setting import SettingTable
     from edge_server.core.model_spec import ModelFile, ModelSpec
@@ -282,6 +283,11 @@ class Plugin:
         """Return the names of models' `parameters` that this plugin declares, for warnings about misspelt ones. Read
         only of plugins of this package, when a name is not one of the core's."""
         return ()
+
+    def trial_engines(self, config: ServerConfig) -> TrialEngineSettings | None:
+        """Return how the `engine_backends` build engines for the trial of a model outside of a server. Read only of
+        plugins of this package."""
+        return None
 
     def check(self, config: ServerConfig) -> Sequence[str]:
         """Return warnings about settings that are valid but probably not intended. Raises ConfigError."""
