@@ -721,11 +721,25 @@ class TrialInThisProcess:
     def open(self, job: Any, report: Any) -> dict[str, Any]:
         from edge_server.plugins.trials.candidate_process_main import OpenedModel
 
-        self._opened = OpenedModel({**job, "parent": os.getpid()}, sys.stderr)
+        with self._failing():
+            self._opened = OpenedModel(job, sys.stderr)
         return dict(self._opened.facts())
 
     def execute(self, command: str, **fields: Any) -> dict[str, Any]:
-        return dict(getattr(self._opened, command)(fields))
+        with self._failing():
+            return dict(getattr(self._opened, command)(fields))
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Fail as the process does: for a precision that this machine's processor lacks."""
+        from edge_server.errors import EdgeServerError
+        from edge_server.plugins.trials.candidate_process import CandidateFailed
+
+        try:
+            yield
+        except EdgeServerError as error:
+            self.end()
+            raise CandidateFailed(error.message, type(error).__name__) from error
 
     def end(self) -> None:
         if self._opened is not None:
