@@ -134,8 +134,6 @@ class RunningPlugin:
     folder_readers: Sequence[FolderReader] = ()
     """Get each complete specification and the model's folder, before the checks. They return the specification with
     what they read there, and raise BadModelConfig."""
-    recognisers: Sequence[Recogniser] = ()
-    """Get each complete specification and the metadata of its file, before the checks. The first result is taken."""
     body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({})
     """Beginning of a content type -> decoder of such bodies of inference requests over HTTP."""
     local_folders: Mapping[str, Path] = MappingProxyType({})
@@ -254,6 +252,9 @@ class Plugin:
     backends: Mapping[str, str] = MappingProxyType({})
     """Backend -> module with a function `make(name) -> Backend`. Read only of plugins of this package: others have the
     entry points `edge_server.backends`, which also processes find that know no plugins."""
+    recognisers: Sequence[Recogniser] = ()
+    """Get each complete specification and the metadata of its file, before the checks. The first result is taken. Also
+    used without a server, when a new model is added or tried."""
     machine_checks: Sequence[str] = ()
     """Checks of `edge-server doctor`, "module:function" each: gets the folder (Path) with the /sys, /proc and /etc of
     the machine, and returns findings (`core.finding`)."""
@@ -308,6 +309,11 @@ class FoundPlugins(NamedTuple):
 def own_plugins() -> tuple[Plugin, ...]:
     """Return the plugins of this package: the folders in `plugins/` that are there."""
     return _in_order(plugin_objects())
+
+
+def own_recognisers() -> tuple[Recogniser, ...]:
+    """Return the recognisers of the plugins of this package."""
+    return tuple(recognise for plugin in own_plugins() for recognise in plugin.recognisers)
 
 
 def find_plugins() -> FoundPlugins:

@@ -8,20 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edge_server.config.model_parameters import settings_of
-from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
+from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec, Recognised
 from edge_server.errors import ServingFault
 from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import Reading
-from edge_server.plugins.policies.policy import Policy, recognise_policy
 from edge_server.plugins.vision.image_parameters import Declaration
 from edge_server.plugins.vision.outputs.output_parameters import DECLARATIONS, HeadKind
 from edge_server.plugins.vision.recognition import UNDECIDED
 from edge_server.repository.model_config.pbtxt import parse_text
 
 _WIDTH = 100
-_DECLARED = {
-    key: item for declared in (Declaration, *DECLARATIONS, Policy) for key, item in settings_of(declared).items()
-}
+_DECLARED = {key: item for declared in (Declaration, *DECLARATIONS) for key, item in settings_of(declared).items()}
+POLICY = "policy_action_key"
+"""Parameter that makes a model a robot's policy."""
 _OFTEN_CHANGED = {"detection_score_threshold": "0.25", "track": "bytetrack"}
 """Parameters of a detector that are written as comments, with a value."""
 
@@ -35,14 +34,16 @@ def write_config(
     remarks: Sequence[str],
     recognisers: Sequence[str] = (),
     *,
+    recognised: Recognised | None = None,
     is_unbatched: bool = False,
     batch_size: int = 0,
 ) -> None:
     """Write config.pbtxt, and the labels of the chosen layout or of the likeliest one, into the folder of a new model.
 
     `backend` is empty if the files decide it. The other `readings` are written as comments. `remarks` come first.
-    `recognisers` may read the lines of a text detector. `is_unbatched`: no batches, though the file seems to batch.
-    `batch_size` 0: as the server chooses. Raises OSError.
+    `recognisers` may read the lines of a text detector. `recognised` is what a server reads from the file of a model
+    without readings. `is_unbatched`: no batches, though the file seems to batch. `batch_size` 0: as the server chooses.
+    Raises OSError.
     """
     parameters = chosen.match.parameters if chosen is not None else {}
     lines = [*_comments(remarks), *_comments(["The file says the rest, which therefore is not repeated here:"])]
@@ -71,12 +72,12 @@ def write_config(
             if more:
                 lines += ["", "# Often changed:"]
                 lines += [line if line.startswith("#") else f"# {line}" for line in _parameters(more)]
-    recognised = recognise_policy(spec) if chosen is None else None
     if recognised is not None:
         parameters = recognised.parameters
         lines += ["", *_comments([f"{recognised.note}."]), *_parameters(parameters)]
-        lines += _comments(["Fill in the milliseconds between two actions, and remove the '# ' before the line:"])
-        lines += [f"# {parameter_line('policy_dt_ms', '')}"]
+        if POLICY in parameters:
+            lines += _comments(["Fill in the milliseconds between two actions, and remove the '# ' before the line:"])
+            lines += [f"# {parameter_line('policy_dt_ms', '')}"]
     others = [reading for reading in readings if reading is not chosen and reading.is_shown]
     if others and chosen is None:
         parameters = {"preprocessing": UNDECIDED}

@@ -31,6 +31,7 @@ from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import EdgeServerError, InvalidRequest, LoadError, OutOfMemory, Unsupported
 from edge_server.memory.available_memory import MemoryFloor
+from edge_server.plugin import own_recognisers
 from edge_server.plugins.trials.picture_agreement import BOXES, SCORES, THRESHOLD
 from edge_server.plugins.trials.sample_inputs import (
     as_request,
@@ -46,7 +47,6 @@ from edge_server.plugins.trials.text_trial import generate_texts, peak_bytes
 from edge_server.plugins.trials.trial_commands import TrialModel, execute_commands
 from edge_server.plugins.vision.image_plan import required_image_plan
 from edge_server.plugins.vision.perception import make_perception_decoder
-from edge_server.plugins.vision.recognition import recognise
 from edge_server.repository.disk.scan import Scanner, with_config
 from edge_server.repository.resolve_version import ResolveOptions, resolve
 
@@ -233,7 +233,7 @@ def _resolve(job: Mapping[str, Any]) -> Resolved:
         raise LoadError(f"model '{job['model']}' is not in '{job['root']}' any more")
     config_json = str(job["config_json"])
     options = ResolveOptions(
-        gpu_count=int(job["gpu_count"]), backend_settings=job["settings"], recognisers=(recognise,)
+        gpu_count=int(job["gpu_count"]), backend_settings=job["settings"], recognisers=own_recognisers()
     )  # fmt: skip
     return resolve(with_config(model, config_json), int(job["version"]), options, config_json)
 
