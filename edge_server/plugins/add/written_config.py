@@ -57,21 +57,7 @@ def write_config(
         lines += ["", *_comments([f"Most rows of a request. Without this line it is {spec.max_batch_size}."])]
         lines += [f"max_batch_size: {batch_size}"]
     if chosen is not None:
-        lines += ["", *_comments([f"{chosen.title}: {chosen.match.evidence}."])]
-        if not chosen.match.is_certain:
-            lines += _comments([f"Tried: {chosen.describe()}."])
-        lines += _comments(f"Not proven: {doubt}." for doubt in chosen.match.doubts)
-        lines += [*_parameters(parameters), *_labels(folder, spec, chosen)]
-        if chosen.lacks_class_names:
-            lines += ["", *_label_comments(spec)]
-        if "detection_head" in parameters:
-            is_text = parameters["detection_head"] == HeadKind.DBNET.value
-            text_model = recognisers[0] if len(recognisers) == 1 else "NAME"
-            usual = {"detection_text_model": text_model} if is_text else _OFTEN_CHANGED
-            more = {key: text for key, text in usual.items() if key not in parameters}
-            if more:
-                lines += ["", "# Often changed:"]
-                lines += [line if line.startswith("#") else f"# {line}" for line in _parameters(more)]
+        lines += _chosen_lines(folder, spec, chosen, recognisers)
     if recognised is not None:
         parameters = recognised.parameters
         lines += ["", *_comments([f"{recognised.note}."]), *_parameters(parameters)]
@@ -81,30 +67,59 @@ def write_config(
     others = [reading for reading in readings if reading is not chosen and reading.is_shown]
     if others and chosen is None:
         parameters = {"preprocessing": UNDECIDED}
-        lines += ["", *_comments(["Has `check` and `status` name the model until one of the candidates is stated."])]
-        lines += [
-            *_parameters(parameters),
-            "",
-            *_comments(["NOT DECIDED. Remove the '# ' before the parameters of one of these:"]),
-        ]
-    elif others:
-        also = " one that sees as much may be right, too." if any(reading.score for reading in others) else ""
-        lines += ["", *_comments([f"Not chosen:{also}"])]
-    for number, reading in enumerate(others, 1):
-        lines += ["#", *_comments([f"{number}. {reading.title}: {reading.describe()}"])]
-        if reading.is_usual:
-            lines += _comments(f"  Not proven: {doubt}." for doubt in reading.match.doubts)
-        lines += [f"# {parameter_line(key, text)}" for key, text in reading.match.parameters.items()]
-    named = next((reading for reading in others if reading.match.labels), None)
-    if chosen is None and named is not None:
-        lines += [line if line.startswith("#") else f"# {line}".rstrip() for line in _labels(folder, spec, named)]
-    elif chosen is None and others:
-        lines += ["#", *_label_comments(spec)]
+    lines += _candidate_lines(folder, spec, others, is_decided=chosen is not None)
     text = "\n".join(lines) + "\n"
     given = {key: value.string_value for key, value in parse_text(text.encode(), spec.name).parameters.items()}
     if given != dict(parameters):
         raise ServingFault(f"model '{spec.name}': the configuration does not survive being written as text")
     (folder / "config.pbtxt").write_text(text, "utf-8")
+
+
+def _chosen_lines(folder: Path, spec: ModelSpec, chosen: Reading, recognisers: Sequence[str]) -> Iterator[str]:
+    """Write the labels of the chosen layout, and yield its evidence, its parameters, and those that are often
+    changed."""
+    parameters = chosen.match.parameters
+    yield from ("", *_comments([f"{chosen.title}: {chosen.match.evidence}."]))
+    if not chosen.match.is_certain:
+        yield from _comments([f"Tried: {chosen.describe()}."])
+    yield from _comments(f"Not proven: {doubt}." for doubt in chosen.match.doubts)
+    yield from (*_parameters(parameters), *_labels(folder, spec, chosen))
+    if chosen.lacks_class_names:
+        yield from ("", *_label_comments(spec))
+    if "detection_head" in parameters:
+        is_text = parameters["detection_head"] == HeadKind.DBNET.value
+        text_model = recognisers[0] if len(recognisers) == 1 else "NAME"
+        usual = {"detection_text_model": text_model} if is_text else _OFTEN_CHANGED
+        more = {key: text for key, text in usual.items() if key not in parameters}
+        if more:
+            yield from ("", "# Often changed:")
+            yield from (line if line.startswith("#") else f"# {line}" for line in _parameters(more))
+
+
+def _candidate_lines(folder: Path, spec: ModelSpec, others: Sequence[Reading], *, is_decided: bool) -> Iterator[str]:
+    """Yield the layouts that were not chosen as comments. If none was, write the labels of the likeliest one, and yield
+    the parameter that says so."""
+    if not others:
+        return
+    if is_decided:
+        also = " one that sees as much may be right, too." if any(reading.score for reading in others) else ""
+        yield from ("", *_comments([f"Not chosen:{also}"]))
+    else:
+        yield from ("", *_comments(["Has `check` and `status` name the model until one of the candidates is stated."]))
+        yield from (*_parameters({"preprocessing": UNDECIDED}), "")
+        yield from _comments(["NOT DECIDED. Remove the '# ' before the parameters of one of these:"])
+    for number, reading in enumerate(others, 1):
+        yield from ("#", *_comments([f"{number}. {reading.title}: {reading.describe()}"]))
+        if reading.is_usual:
+            yield from _comments(f"  Not proven: {doubt}." for doubt in reading.match.doubts)
+        yield from (f"# {parameter_line(key, text)}" for key, text in reading.match.parameters.items())
+    if is_decided:
+        return
+    named = next((reading for reading in others if reading.match.labels), None)
+    if named is not None:
+        yield from (line if line.startswith("#") else f"# {line}".rstrip() for line in _labels(folder, spec, named))
+    else:
+        yield from ("#", *_label_comments(spec))
 
 
 def unbatched_lines(spec: ModelSpec) -> Sequence[str]:
