@@ -9,14 +9,13 @@ from collections.abc import Iterable
 
 
 def reset_in_forked_children(numbers: Iterable[signal.Signals]) -> None:
-    """Give these signals their default effect in each process that is forked from this one, for the rest of its life.
+    """Give these signals their default effect in each process that is forked from this one.
 
-    Call it after their handlers are set: a handler that has taken the place of one of these stays in the child.
+    Call it after their handlers are set: one that is set later stays in the child. It cannot be undone, so it is for
+    programs, not for libraries.
 
-    A child inherits the handlers, and the socket through which asyncio hears of signals: without this, what ends the
-    child would be handled as a signal to this process. Processes that are started with a new program are not concerned:
-    the system resets handlers there. For a program that owns its process, never for a library in one: handlers of
-    `os.register_at_fork` cannot be removed.
+    A child inherits the handlers, and the socket through which asyncio hears of signals: what is to end the child would
+    be handled in this process. Where a new program is started, the system resets the handlers.
     """
     handlers = {number: signal.getsignal(number) for number in numbers}
     state = threading.local()

@@ -23,6 +23,7 @@ from edge_server.own_plugins import plugin_objects
 from edge_server.record import record
 
 if TYPE_CHECKING:
+    from edge_server.backends.trial_engines import TrialEngineSettings
     from edge_server.config import ServerConfig
     from edge_server.config.setting import SettingTable
     from edge_server.core.model_spec import ModelFile, ModelSpec
@@ -133,8 +134,6 @@ class RunningPlugin:
     folder_readers: Sequence[FolderReader] = ()
     """Get each complete specification and the model's folder, before the checks. They return the specification with
     what they read there, and raise BadModelConfig."""
-    recognisers: Sequence[Recogniser] = ()
-    """Get each complete specification and the metadata of its file, before the checks. The first result is taken."""
     body_decoders: Mapping[str, BodyDecoder] = MappingProxyType({})
     """Beginning of a content type -> decoder of such bodies of inference requests over HTTP."""
     local_folders: Mapping[str, Path] = MappingProxyType({})
@@ -250,6 +249,15 @@ class Plugin:
     tables: Sequence[SettingTable] = ()
     """Tables of settings, in the configuration file and as flags."""
     commands: Sequence[Command] = ()
+    recognisers: Sequence[Recogniser] = ()
+    """Get each complete specification and the metadata of its file, before the checks. The first result is taken. Also
+    used without a server, when a new model is added or tried."""
+    machine_checks: Sequence[str] = ()
+    """Checks of `edge-server doctor`, "module:function" each: gets the folder (Path) with the /sys, /proc and /etc of
+    the machine, and returns findings (`core.finding`)."""
+    machine_facts: Mapping[str, str] = MappingProxyType({})
+    """Name -> "module:function" that asks a driver and returns its answer as JSON, for `doctor --collect`. It runs in a
+    process of its own, because a broken driver hangs or ends it."""
     backends: Mapping[str, str] = MappingProxyType({})
     """Backend -> module with a function `make(name) -> Backend`. Read only of plugins of this package: others have the
     entry points `edge_server.backends`, which also processes find that know no plugins."""
@@ -277,6 +285,11 @@ class Plugin:
         only of plugins of this package, when a name is not one of the core's."""
         return ()
 
+    def trial_engines(self, config: ServerConfig) -> TrialEngineSettings | None:
+        """Return how the `engine_backends` build engines for the trial of a model outside of a server. Read only of
+        plugins of this package."""
+        return None
+
     def check(self, config: ServerConfig) -> Sequence[str]:
         """Return warnings about settings that are valid but probably not intended. Raises ConfigError."""
         return ()
@@ -296,6 +309,11 @@ class FoundPlugins(NamedTuple):
 def own_plugins() -> tuple[Plugin, ...]:
     """Return the plugins of this package: the folders in `plugins/` that are there."""
     return _in_order(plugin_objects())
+
+
+def own_recognisers() -> tuple[Recogniser, ...]:
+    """Return the recognisers of the plugins of this package."""
+    return tuple(recognise for plugin in own_plugins() for recognise in plugin.recognisers)
 
 
 def find_plugins() -> FoundPlugins:

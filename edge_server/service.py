@@ -110,11 +110,9 @@ class Handle:
     ) -> SubmittedRequest:
         """Check and enqueue one request; `sink` then gets its responses, the last one with `is_final`.
 
-        The request names the model and version that were found. `may_stand_in`: whether a model variant may answer.
-        `hold_us`: how many microseconds the calling thread may be held to compute the answer before this returns. 0:
-        never; READING_THREAD_HOLD_US: a thread that reads for many clients; math.inf: a thread that would only wait
-        otherwise. It counts as 0 if hung calls are watched for. An error found at once (wrong tensor, full queue) is
-        raised and not sent; `request.release` was called then, and the sink is never called.
+        `may_stand_in`: a model variant may answer. `hold_us`: microseconds for which the calling thread may compute the
+        answer: 0, READING_THREAD_HOLD_US, or math.inf if it would only wait. It counts as 0 if hung calls are watched
+        for. An error found at once is raised; `request.release` was called then, and the sink is never called.
         """
         service, version = self._service, self._version
         if not service._callers_may_run:

@@ -29,17 +29,7 @@ _RETRY_STATUSES = (429, 502, 503, 504)
 
 def run(arguments: Sequence[str]) -> int:
     """Print events until interrupted, or with --no-follow only past events. Return 0 on success, 1 on failure."""
-    parser = CommandParser(
-        prog="edge-server events",
-        description="Print the events of a running server, such as a model that loads, fails, drains or is pinned. "
-        "Starts with past events and continues until interrupted, also when the server restarts.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--after", type=natural_number, default=0, metavar="N", help="skip events up to number N")
-    parser.add_argument("--follow", action=argparse.BooleanOptionalAction, default=True, help="wait for new events")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    http_client.add_options(parser)
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     event_format = json.dumps if options.json else format_event
     try:
         return EventFollower(options, event_format).follow() if options.follow else _print_past(options, event_format)
@@ -54,6 +44,20 @@ def run(arguments: Sequence[str]) -> int:
     except http_client.NO_ANSWER as error:
         print(f"edge-server events: {http_client.no_answer(options, error)}", file=sys.stderr)
     return 1
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="edge-server events",
+        description="Print the events of a running server, such as a model that loads, fails, drains or is pinned. "
+        "Starts with past events and continues until interrupted, also when the server restarts.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--after", type=natural_number, default=0, metavar="N", help="skip events up to number N")
+    parser.add_argument("--follow", action=argparse.BooleanOptionalAction, default=True, help="wait for new events")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
+    http_client.add_options(parser)
+    return parser
 
 
 class OutputClosed(Exception):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from edge_server.cli import http_client
 from edge_server.cli.options import CommandParser, natural_number
@@ -12,6 +13,26 @@ from edge_server.cli.options import CommandParser, natural_number
 
 def run(arguments: Sequence[str]) -> int:
     """Send the request and print the result. Return 0 on success, 1 on failure."""
+    options = _parser().parse_args(arguments)
+    base = f"/edge/v1/models/{urllib.parse.quote(options.model, safe='')}"
+    try:
+        body = {} if options.to is None else {"version": options.to}
+        report = http_client.request_json(options, f"{base}/{'unpin' if options.undo else 'rollback'}", body)
+        text = _describe_unpin(report) if options.undo else _describe_pin(report)
+        problem = str(report["problem"] or "") if options.undo else ""
+    except http_client.Refused as error:
+        print(f"edge-server rollback: {error}", file=sys.stderr)
+        return 1
+    except (*http_client.NO_ANSWER, KeyError, TypeError) as error:
+        print(f"edge-server rollback: {http_client.no_answer(options, error)}", file=sys.stderr)
+        return 1
+    print(text)
+    if problem:
+        print(f"some versions are not served: {problem}", file=sys.stderr)
+    return 1 if problem else 0
+
+
+def _parser() -> CommandParser:
     parser = CommandParser(
         prog="edge-server rollback",
         description="Pin a model of a running server to the version before the current one. Until --undo, no other "
@@ -23,31 +44,20 @@ def run(arguments: Sequence[str]) -> int:
     action.add_argument("--to", type=natural_number, metavar="VERSION", help="pin this version instead")
     action.add_argument("--undo", action="store_true", help="remove the pin; the version policy applies again")
     http_client.add_options(parser)
-    options = parser.parse_args(arguments)
-    base = f"/edge/v1/models/{urllib.parse.quote(options.model, safe='')}"
-    try:
-        body = {} if options.to is None else {"version": options.to}
-        report = http_client.request_json(options, f"{base}/{'unpin' if options.undo else 'rollback'}", body)
-        serves = report["serves"]
-        now = "it is not loaded" if serves is None else f"version {serves} serves"
-        problem = ""
-        if options.undo:
-            text = f"{report['name']} is not pinned to version {report['before']} any more; {now}"
-            problem = str(report["problem"] or "")
-        else:
-            text = f"{report['name']} is pinned to version {report['pin']}; {now}"
-            if not report["survives_restart"]:
-                text += "\nthe pin lasts until the server ends: it was started without --state-dir"
-    except http_client.Refused as error:
-        print(f"edge-server rollback: {error}", file=sys.stderr)
-        return 1
-    except (*http_client.NO_ANSWER, KeyError, TypeError) as error:
-        print(
-            f"edge-server rollback: {http_client.no_answer(options, error)}",
-            file=sys.stderr,
-        )
-        return 1
-    print(text)
-    if problem:
-        print(f"some versions are not served: {problem}", file=sys.stderr)
-    return 1 if problem else 0
+    return parser
+
+
+def _describe_pin(report: Mapping[str, Any]) -> str:
+    text = f"{report['name']} is pinned to version {report['pin']}; {_describe_serving(report)}"
+    if not report["survives_restart"]:
+        text += "\nthe pin lasts until the server ends: it was started without --state-dir"
+    return text
+
+
+def _describe_unpin(report: Mapping[str, Any]) -> str:
+    return f"{report['name']} is not pinned to version {report['before']} any more; {_describe_serving(report)}"
+
+
+def _describe_serving(report: Mapping[str, Any]) -> str:
+    serves = report["serves"]
+    return "it is not loaded" if serves is None else f"version {serves} serves"

@@ -51,21 +51,7 @@ def parse_serve(
         return ServeArguments(declared, ServerConfig(), {}, (), asks_help=True)
     path = flags.config_file or environ.get(CONFIG_VARIABLE, "")
     layers = [read_file(path, declared) if path else {}, read_environment(environ, declared), flags.given]
-    tables: dict[str, dict[str, Any]] = {}
-    origins: dict[str, str] = {}
-    for setting in declared.settings:
-        given = [layer[setting.name] for layer in layers if setting.name in layer]
-        if not given:
-            continue
-        origins[setting.name] = given[-1].origin
-        table = tables.setdefault(setting.section, {})
-        if setting.name == BACKENDS:
-            # Key by key: a flag for one setting of a backend keeps the file's other settings.
-            for backend, key, text in (item for each in given for item in _parse(setting, each)):
-                table.setdefault(backend, {})[key] = text
-        else:
-            parsed = _parse(setting, given[-1])
-            table[setting.field] = parsed if setting.separator else parsed[-1]
+    tables, origins = _merge_layers(declared, layers)
     for setting in declared.settings:
         if setting.cache_folder:
             table = tables.setdefault(setting.section, {})
@@ -86,6 +72,28 @@ def parse_serve(
         *(text for plugin in plugins for text in plugin.check(config)),
     ]
     return ServeArguments(declared, config, origins, tuple(warnings), asks_print=flags.asks_print)
+
+
+def _merge_layers(
+    declared: DeclaredSettings, layers: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Return the values of each table, and where each setting was given. The last layer that has a setting wins."""
+    tables: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    for setting in declared.settings:
+        given = [layer[setting.name] for layer in layers if setting.name in layer]
+        if not given:
+            continue
+        origins[setting.name] = given[-1].origin
+        table = tables.setdefault(setting.section, {})
+        if setting.name == BACKENDS:
+            # Key by key: a flag for one setting of a backend keeps the file's other settings.
+            for backend, key, text in (item for each in given for item in _parse(setting, each)):
+                table.setdefault(backend, {})[key] = text
+        else:
+            parsed = _parse(setting, given[-1])
+            table[setting.field] = parsed if setting.separator else parsed[-1]
+    return tables, origins
 
 
 def _parse(setting: Setting, given: Given) -> tuple[Any, ...]:

@@ -112,6 +112,11 @@ def _check_one_source_each(spec: ModelSpec, steps: Sequence[Step]) -> None:
     for item in spec.outputs:
         if item.name not in made:
             raise _bad(spec, f"output '{item.name}': expected a step that makes this tensor, there is none")
+    _check_all_used(spec, steps, made)
+
+
+def _check_all_used(spec: ModelSpec, steps: Sequence[Step], made: Mapping[str, str]) -> None:
+    """Check that something takes each tensor. `made` maps it to what makes it."""
     used = {feed.tensor for step in steps for feed in step.inputs} | {item.name for item in spec.outputs}
     for tensor, source in made.items():
         if tensor not in used:
@@ -252,7 +257,11 @@ def _check_outputs(spec: ModelSpec, sources: Mapping[str, _TensorSource]) -> Non
                 f"output '{item.name}': expected the shape {list(producer.shape)} of {producer.where}, "
                 f"given {list(shape)}",
             )
-    origins = {item.name: sources[item.name].origin for item in spec.outputs}
+    _check_common_origin(spec, {item.name: sources[item.name].origin for item in spec.outputs})
+
+
+def _check_common_origin(spec: ModelSpec, origins: Mapping[str, Origin]) -> None:
+    """Check that one decoupled model, if any, decides how many responses all outputs have."""
     whole = longest_origin(origins.values())
     for name, origin in origins.items():
         if whole[: len(origin)] != origin:

@@ -186,12 +186,7 @@ class CudaMemoryRegistry:
         AlreadyExists, Throttled (too many regions), ServingFault (the driver does not open it).
         """
         self.check_usable()
-        if not 0 < len(name) <= _MAX_NAME_LENGTH:
-            raise InvalidRequest(f"a shared memory region's name has 1 to {_MAX_NAME_LENGTH} characters")
-        if len(handle) != _HANDLE_BYTES:
-            raise _refused(name, f"a CUDA IPC handle has {_HANDLE_BYTES} bytes, {len(handle)} were given")
-        if byte_size <= 0:
-            raise _refused(name, f"byte_size must be 1 or more, got {byte_size}")
+        _check_values(name, handle, byte_size)
         devices = self._devices()
         if not 0 <= device_id < devices.count:
             raise _refused(name, f"there is no GPU {device_id}, the box has {devices.count}")
@@ -321,6 +316,16 @@ class CudaMemoryRegistry:
         except OSError as error:
             # The client or the device is gone. In both cases nothing is mapped any more.
             log.debug("CUDA shared memory region '%s' could not be closed: %s", region.report.name, error)
+
+
+def _check_values(name: str, handle: bytes, byte_size: int) -> None:
+    """Raise InvalidRequest for values that are wrong on every machine."""
+    if not 0 < len(name) <= _MAX_NAME_LENGTH:
+        raise InvalidRequest(f"a shared memory region's name has 1 to {_MAX_NAME_LENGTH} characters")
+    if len(handle) != _HANDLE_BYTES:
+        raise _refused(name, f"a CUDA IPC handle has {_HANDLE_BYTES} bytes, {len(handle)} were given")
+    if byte_size <= 0:
+        raise _refused(name, f"byte_size must be 1 or more, got {byte_size}")
 
 
 def _open(devices: DeviceMemory, report: CudaRegion, handle: bytes) -> _Region:

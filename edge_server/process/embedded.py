@@ -515,13 +515,17 @@ def _tensor(spec: ModelSpec, name: str, value: npt.ArrayLike) -> Tensor:
     except KeyError:
         raise InvalidRequest(f"{error_prefix}: no tensor type for numpy type {array.dtype}") from None
     if dtype is DType.BYTES:
-        texts = np.empty(array.size, object)
-        for place, item in enumerate(array.ravel().tolist()):
-            if not isinstance(item, str | bytes):
-                raise InvalidRequest(f"{error_prefix}: expected text or bytes, got {type(item).__name__}")
-            texts[place] = item.encode() if isinstance(item, str) else item
-        return Tensor(name, dtype, texts.reshape(array.shape))
+        return Tensor(name, dtype, _encode_texts(array, error_prefix))
     return Tensor(name, dtype, np.ascontiguousarray(array, dtype.numpy).reshape(array.shape))
+
+
+def _encode_texts(array: npt.NDArray[Any], error_prefix: str) -> npt.NDArray[np.object_]:
+    texts = np.empty(array.size, object)
+    for place, item in enumerate(array.ravel().tolist()):
+        if not isinstance(item, str | bytes):
+            raise InvalidRequest(f"{error_prefix}: expected text or bytes, got {type(item).__name__}")
+        texts[place] = item.encode() if isinstance(item, str) else item
+    return texts.reshape(array.shape)
 
 
 _PLAIN = (bool, int, float, list, tuple)

@@ -40,6 +40,7 @@ class RunningPlugins:
     def __init__(self, plugins: Sequence[Plugin], config: ServerConfig) -> None:
         """Prepare them. Raises ConfigError, EdgeServerError."""
         self.failures: dict[str, str] = {}
+        self._plugins = plugins
         self._required = {plugin.name for plugin in plugins if plugin.is_required}
         self._running: dict[str, RunningPlugin] = {}
         for plugin in plugins:
@@ -77,7 +78,8 @@ class RunningPlugins:
         return tuple(read for _, plugin in self._active() for read in plugin.folder_readers)
 
     def recognisers(self) -> tuple[Recogniser, ...]:
-        return tuple(recognise for _, plugin in self._active() for recognise in plugin.recognisers)
+        active = {name for name, _ in self._active()}
+        return tuple(recognise for plugin in self._plugins if plugin.name in active for recognise in plugin.recognisers)
 
     def make_load_check(self, check_memory: LoadCheck) -> LoadCheck:
         for name, plugin in self._active():

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from edge_server.config import ServerConfig
 from edge_server.config.latency_metrics import is_on
 from edge_server.core.exit_code import ExitCode
+from edge_server.core.status_reports import InstanceReport
 from edge_server.errors import EdgeServerError
 from edge_server.forked_signals import reset_in_forked_children
 from edge_server.frontends.access_control import (
@@ -88,10 +89,8 @@ def serve(
     environment: ProcessEnvironment | None = None,
     plugins: Sequence[Plugin] = (),
 ) -> int:
-    """Serve until a signal or an internal request ends the server; return the exit code.
-
-    Raises EdgeServerError when the server cannot start as configured.
-    """
+    """Serve until a signal or an internal request ends the server; return the exit code. Raises EdgeServerError if it
+    cannot start as configured."""
     keep_big_blocks()
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
@@ -447,20 +446,7 @@ class ServerProcess:
     def print_served_models(self) -> None:
         """Print the ready line: version, addresses, and each model with how it runs or why it is not served."""
         service = self._core.service
-        reports = list(service.instance_reports())
-        if len(reports) <= _LISTED_MODELS:
-            lines = [
-                f"  {one.name} version {one.version}: {one.how_it_runs}, loaded in {one.load_s * 1000:.0f} ms"
-                for one in reports
-            ]
-        else:
-            alike: dict[str, list[str]] = {}
-            for one in reports:
-                alike.setdefault(one.how_it_runs, []).append(one.name)
-            lines = [
-                f"  {len(names)} models ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}): {how}"
-                for how, names in alike.items()
-            ]
+        lines = _describe_served(list(service.instance_reports()))
         lines += [
             f"  {entry.name}{' version ' + entry.version if entry.version else ''} is NOT served: {entry.reason}"
             for entry in service.repository_index()
@@ -471,6 +457,15 @@ class ServerProcess:
                 "  /v2/health/ready answers 400, so that load balancers send nothing, until every model is served "
                 "(--strict-readiness=false changes that)"
             )
+        lines = [self._first_line(), *(lines or ["  no model is loaded"])]
+        if self._config.repository.is_demo and "http" in self.ports:
+            from edge_server.process.demo_first_steps import demo_lines
+
+            lines += demo_lines(self._config.http, self.ports["http"])
+        print("\n".join(lines), flush=True)
+
+    def _first_line(self) -> str:
+        """Return the ready line, with what a user should know of who may use the server."""
         first_line = f"edge-server {__version__} is ready: {'; '.join(self._addresses)}"
         if self._config.http.address in ("127.0.0.1", "localhost", "::1"):
             first_line += " (this machine only; --http-address=0.0.0.0 --grpc-address=0.0.0.0 open it to others)"
@@ -478,12 +473,7 @@ class ServerProcess:
         for note in (find_unprotected_categories(self._config), pictures):
             if note:
                 first_line += f" ({note})"
-        lines = [first_line, *(lines or ["  no model is loaded"])]
-        if self._config.repository.is_demo and "http" in self.ports:
-            from edge_server.process.demo_first_steps import demo_lines
-
-            lines += demo_lines(self._config.http, self.ports["http"])
-        print("\n".join(lines), flush=True)
+        return first_line
 
     async def _drain(self) -> bool:
         timeout_s, delay_s = self._config.lifecycle.exit_timeout_s, self._config.lifecycle.drain_delay_s
@@ -523,6 +513,22 @@ class ServerProcess:
         await self._supervision.end()
         if self._stop.is_set():
             log.info("stopped")
+
+
+def _describe_served(reports: Sequence[InstanceReport]) -> list[str]:
+    """Return a line for each version with how it runs; of many versions a line for those that run alike."""
+    if len(reports) <= _LISTED_MODELS:
+        return [
+            f"  {one.name} version {one.version}: {one.how_it_runs}, loaded in {one.load_s * 1000:.0f} ms"
+            for one in reports
+        ]
+    alike: dict[str, list[str]] = {}
+    for one in reports:
+        alike.setdefault(one.how_it_runs, []).append(one.name)
+    return [
+        f"  {len(names)} models ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}): {how}"
+        for how, names in alike.items()
+    ]
 
 
 def _host(address: str) -> str:

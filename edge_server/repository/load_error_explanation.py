@@ -87,6 +87,11 @@ def _describe(path: Path) -> str:
         return f"is not a TensorFlow Lite file: expected 'TFL3' at byte 4, given {head[4:8]!r}"
     if path.suffix == ".onnx" and head[0] not in _ONNX_FIRST_BYTES:
         return f"is not an ONNX model: no field of one begins with the byte {head[0]:#04x}"
+    return _describe_end(path)
+
+
+def _describe_end(path: Path) -> str:
+    """Return what the whole of a file shows: that its end is missing, or an operator that cannot be served."""
     if path.suffix == ".onnx":
         expected, given = _protobuf_end(path), path.stat().st_size
         if expected > given:

@@ -85,10 +85,9 @@ def resolve(
 ) -> Resolved:
     """Read, complete, check and normalise one version's configuration.
 
-    `config_json` replaces the configuration on disk. `passed_over` maps runtimes that failed to open the version to
-    the reason. The files are first verified against their checksums and signature. Then the runtime that will serve
-    the model opens its file to read inputs and outputs, which may take long. Raises
-    LoadError (BadModelConfig, BackendMissing, Untrusted, ChangedWhileLoading).
+    `config_json` replaces the configuration on disk. `passed_over` maps runtimes that failed to open the version to the
+    reason. The files are verified first. Then the runtime that will serve the model opens its file to read inputs and
+    outputs, which may take long. Raises LoadError (BadModelConfig, BackendMissing, Untrusted, ChangedWhileLoading).
     """
     if version not in {found.number for found in model.versions}:
         raise LoadError(model.problem or f"model '{model.name}' has no version {version} in '{model.path}'")
@@ -291,13 +290,9 @@ def resolve_as_scanned(
     config_json: str | None = None,
     passed_over: Mapping[str, str] | None = None,
 ) -> Resolved:
-    """Resolve a version as `resolve` does, but only from the files that the scan listed.
-
-    A load may start long after the scan that caused it, because loads wait for each other. In between, a user may
-    change the configuration or a file. Raises ChangedWhileLoading if the files differ from the scan. The
-    result's `confirm` raises it if they have changed since. New files that a model adds while it is
-    opened are allowed.
-    """
+    """Resolve a version as `resolve` does, but only from the files that the scan listed: loads wait for each other, and
+    a user may change a file meanwhile. Raises ChangedWhileLoading if the files differ from the scan. The result's
+    `confirm` raises it if they have changed since. New files that a model adds while it is opened are allowed."""
     files = _ScannedFiles.as_scanned(model, version)
     try:
         resolved = resolve(model, version, options, config_json, passed_over or {})

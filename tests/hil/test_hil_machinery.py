@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edge_server.plugins.doctor.collect import collect
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.telemetry.sysfs import SysfsFiles
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from edge_server.plugins.doctor.finding import Finding, FindingLevel
+from edge_server.core.finding import Finding, FindingLevel
 from edge_server.plugins.doctor.permissions import ServerUser, check_permissions
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.telemetry.sysfs import SysfsFiles
 
 ROOT = Path(__file__).parents[2]
 DROP_IN = ROOT / "systemd/edge-server.service.d/jetson.conf"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import subprocess
+import tarfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,3 +154,48 @@ def test_an_invalid_setting_or_machine_ends_the_start(
         tmp_path / "site", "serve", f"--model-repository={tmp_path / 'models'}", "--http-port=0", "--grpc-port=0"
     )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (code, "edge-server serve: the site is closed")
+
+
+MACHINE = """
+from pathlib import Path
+
+from edge_server.core.finding import Finding, FindingLevel
+from edge_server.plugin import Plugin
+
+
+class ArmPlugin(Plugin):
+    name = "arm"
+    machine_checks = ("arm.plugin:check_motors",)
+    machine_facts = {"arm": "arm.plugin:ask_motors"}
+
+
+def check_motors(root: Path):
+    count = len(list((root / "dev").glob("motor*")))
+    return [Finding("arm", "motors", f"{count} of 6", FindingLevel.PROBLEM, "plug in the arm")]
+
+
+def ask_motors():
+    return {"firmware": "1.2"}
+
+
+PLUGIN = ArmPlugin()
+"""
+
+
+def test_a_plugin_adds_a_check_to_the_doctor_and_its_drivers_answer_to_the_archive(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    install(tmp_path / "site", "arm", {"plugin.py": MACHINE}, "arm = arm.plugin:PLUGIN")
+    (tmp_path / "board/dev").mkdir(parents=True)
+    (tmp_path / "board/dev/motor0").touch()
+    board = f"--sysfs-root={tmp_path / 'board'}"
+    done = run(tmp_path / "site", "doctor", "--skip-runtimes", "--json", board)
+    found = json.loads(done.stdout)
+    told = {"name": "motors", "text": "1 of 6", "level": "problem", "advice": "plug in the arm"}
+    assert (done.returncode, found["can_serve"], found["sections"]["arm"]) == (1, False, [told])
+    assert run(tmp_path / "site", "doctor", f"--collect={tmp_path / 'a.tar.gz'}", board).returncode == 0
+    with tarfile.open(tmp_path / "a.tar.gz") as archive:
+        about = json.load(archive.extractfile("board.json"))  # type: ignore[arg-type]
+    assert about["arm"] == {"firmware": "1.2"}
+    assert {"cuda", "nvml"} <= about.keys()

@@ -73,13 +73,6 @@ def configured_options(job: OpenJob, merged: Mapping[str, str], ort: Any) -> Opt
     no_gpu = "" if job.device_id is None else cuda_driver.unavailable_reason()
     version = tuple(map(int, re.findall(r"\d+", ort.__version__)[:2]))
     model = job.spec.name
-    entries = {key: value for key, value in merged.items() if key.startswith(_ENTRY_PREFIXES) and key != _LEVEL}
-    if _SPINNING not in entries:
-        if version >= _FIRST_WITH_SPIN_DURATION:
-            entries.setdefault(_SPIN_DURATION, str(_SPIN_US))
-        else:
-            # Without a limit, threads spin for milliseconds after each request.
-            entries[_SPINNING] = "0"
     level = job.spec.optimization.graph_level
     if level is None:
         level = whole_number(model, merged, _LEVEL, 0, least=-1)
@@ -93,11 +86,23 @@ def configured_options(job: OpenJob, merged: Mapping[str, str], ort: Any) -> Opt
         graph_level=_LEVELS[level],
         arena=yes_or_no(model, merged, "enable_mem_arena", True) if "enable_mem_arena" in merged else None,
         pattern=yes_or_no(model, merged, "enable_mem_pattern", True) if "enable_mem_pattern" in merged else None,
-        entries=tuple(sorted(entries.items())),
+        entries=tuple(sorted(_session_entries(merged, version).items())),
         providers=providers.configured_providers(
             job, merged, ort.get_available_providers(), gpu=no_gpu, knows_tf32=version >= _FIRST_WITH_TF32
         ),
     )
+
+
+def _session_entries(merged: Mapping[str, str], version: tuple[int, ...]) -> dict[str, str]:
+    """Return the configured entries of a session, and how long its threads spin unless they say it."""
+    entries = {key: value for key, value in merged.items() if key.startswith(_ENTRY_PREFIXES) and key != _LEVEL}
+    if _SPINNING not in entries:
+        if version >= _FIRST_WITH_SPIN_DURATION:
+            entries.setdefault(_SPIN_DURATION, str(_SPIN_US))
+        else:
+            # Without a limit, threads spin for milliseconds after each request.
+            entries[_SPINNING] = "0"
+    return entries
 
 
 def with_precision(job: OpenJob, merged: Mapping[str, str], path: Path, options: Options) -> tuple[str, Options]:

@@ -73,18 +73,14 @@ def compile_options(job: OpenJob, core: Any) -> CompileOptions:
     is_ragged = bool(spec.batch_inputs) or any(item.allow_ragged_batch for item in spec.inputs)
     has_one_row = spec.max_batch_size == 1 and not is_ragged
     rows = spec.max_batch_size if skips or has_one_row else 0
-    shapes: list[tuple[str, tuple[int, ...]]] = []
-    if yes_or_no(spec.name, merged, "RESHAPE_IO_LAYERS", False):
-        for item in spec.inputs:
-            dims = item.dims if item.reshape is None else item.reshape
-            shapes.append((item.name, (rows or -1, *dims) if spec.max_batch_size > 0 else dims))
+    reshapes = yes_or_no(spec.name, merged, "RESHAPE_IO_LAYERS", False)
     return CompileOptions(
         device=device,
         properties=tuple(sorted(_properties(spec, merged, device, precision).items())),
         precision=precision,
         extension=merged.get("CPU_EXTENSION_PATH", ""),
         is_mapped=yes_or_no(spec.name, merged, "ENABLE_MMAP", False),
-        shapes=tuple(shapes),
+        shapes=_configured_shapes(spec, rows) if reshapes else (),
         batch_rows=rows,
         is_padded=yes_or_no(spec.name, merged, "ENABLE_BATCH_PADDING", False),
     )
@@ -108,6 +104,13 @@ def _properties(spec: ModelSpec, merged: Mapping[str, str], device: str, precisi
     if device == "CPU" and (cores := limited_cores()) is not None:
         properties.setdefault("INFERENCE_NUM_THREADS", str(cores))
     return properties
+
+
+def _configured_shapes(spec: ModelSpec, rows: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return the shape of each input as the configuration has it, with `rows` items; 0: any number."""
+    dims = {item.name: item.dims if item.reshape is None else item.reshape for item in spec.inputs}
+    lead = (rows or -1,) if spec.max_batch_size > 0 else ()
+    return tuple((name, (*lead, *shape)) for name, shape in dims.items())
 
 
 def _configured_precision(model: str, merged: Mapping[str, str], device: str, core: Any) -> str:

@@ -33,28 +33,7 @@ def openapi_document(routes: Iterable[Route]) -> Json:
     """Return the document, with the routes in the given order. The access category becomes the tag."""
     paths: dict[str, Json] = {}
     for route in routes:
-        method, path, category = route.method, route.path, route.category
-        schema = resolve_name(route.schema) if route.schema else OperationSchema()
-        names = re.findall(r"\{(\w+)\}", path)
-        operation_name = re.sub(r"[{}]", "", path).strip("/").replace("/", ".") or "index"
-        operation: Json = {
-            "operationId": f"{method.lower()}.{operation_name}",
-            "summary": route.summary,
-            "tags": [category or "open"],
-            "responses": {
-                "200": {"description": "Success", **({"content": schema.response} if schema.response else {})},
-                "default": {"description": "Error", "content": json_content(ERROR)},
-            },
-        }
-        parameters = [{"name": name, "in": "path", "required": True, "schema": TEXT} for name in names]
-        parameters += schema.query
-        if parameters:
-            operation["parameters"] = parameters
-        if schema.request:
-            operation["requestBody"] = {"content": schema.request}
-        if category:
-            operation["security"] = [{}, {"token": []}]
-        paths.setdefault(path, {})[method.lower()] = operation
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     schemas: dict[str, Json] = {}
     _collect(paths, schemas)
     return {
@@ -71,6 +50,31 @@ def openapi_document(routes: Iterable[Route]) -> Json:
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
+
+
+def _operation(route: Route) -> Json:
+    """Return the description of a route."""
+    schema = resolve_name(route.schema) if route.schema else OperationSchema()
+    names = re.findall(r"\{(\w+)\}", route.path)
+    operation_name = re.sub(r"[{}]", "", route.path).strip("/").replace("/", ".") or "index"
+    operation: Json = {
+        "operationId": f"{route.method.lower()}.{operation_name}",
+        "summary": route.summary,
+        "tags": [route.category or "open"],
+        "responses": {
+            "200": {"description": "Success", **({"content": schema.response} if schema.response else {})},
+            "default": {"description": "Error", "content": json_content(ERROR)},
+        },
+    }
+    parameters = [{"name": name, "in": "path", "required": True, "schema": TEXT} for name in names]
+    parameters += schema.query
+    if parameters:
+        operation["parameters"] = parameters
+    if schema.request:
+        operation["requestBody"] = {"content": schema.request}
+    if route.category:
+        operation["security"] = [{}, {"token": []}]
+    return operation
 
 
 def _collect(value: object, schemas: dict[str, Json]) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from edge_server.backends.isolation.npz_tensor_files import Tensors
 from edge_server.core.model_spec import ModelSpec, Recognised
 from edge_server.errors import InvalidRequest, LoadError, Unsupported
+from edge_server.plugin import own_recognisers
 from edge_server.plugins.add.class_names import find_class_names
 from edge_server.plugins.add.new_model import (
     NewModelFiles,
@@ -60,7 +61,8 @@ class TriedModel(NamedTuple):
     `notes` say why something was not recognised or not tried. `lines` are what a recogniser of text reads in the
     picture. `recognisers` are names of those that may read the lines of a text detector; `is_pair`: the only one
     is added with it. `is_unbatched`: it lists the rows of all pictures of a batch together, so that batches are off.
-    `comparison`: with the scores of the user's training program, None if there are none.
+    `comparison`: with the scores of the user's training program, None if there are none. `recognised` is what a server
+    reads from the file of a model without readings.
     """
 
     files: NewModelFiles
@@ -73,6 +75,7 @@ class TriedModel(NamedTuple):
     is_pair: bool = False
     is_unbatched: bool = False
     comparison: ScoreComparison | None = None
+    recognised: Recognised | None = None
 
     @property
     def faster_backend(self) -> str:
@@ -243,7 +246,15 @@ class Addition:
         if comparison is not None and outputs:
             comparison.evaluate(outputs[count:])
         readings = trial.evaluate(outputs[:count])
-        return TriedModel(files, spec, readings, trials, notes, is_unbatched=is_unbatched, comparison=comparison)
+        recognised = None
+        if not readings:
+            # The notes of the picture's trial have what is recognised of a vision model.
+            results = (recognise(spec, metadata) for recognise in own_recognisers())
+            recognised = next((item for item in results if item is not None and item.note not in trial.notes), None)
+        return TriedModel(
+            files, spec, readings, trials, notes, is_unbatched=is_unbatched, comparison=comparison,
+            recognised=recognised,
+        )  # fmt: skip
 
     def _try_recogniser(
         self,
@@ -284,7 +295,7 @@ class Addition:
         """Write the configuration, and store the times of the runtimes. Raises LoadError if it does not load."""
         write_config(
             folder, tried.spec, tried.files.backend, chosen, tried.readings, _remarks(tried), tried.recognisers,
-            is_unbatched=tried.is_unbatched, batch_size=tried.tabular_batch_size,
+            recognised=tried.recognised, is_unbatched=tried.is_unbatched, batch_size=tried.tabular_batch_size,
         )  # fmt: skip
         _resolve(folder)
         if tried.trials and not tried.open_inputs:

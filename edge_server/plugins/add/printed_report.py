@@ -20,8 +20,7 @@ from edge_server.plugins.add.new_model import LABELS
 from edge_server.plugins.add.picture_trial import MAX_SEEN, Reading, describe_choice, describe_seen
 from edge_server.plugins.add.runtime_trial import RuntimeTrial
 from edge_server.plugins.add.text_models import READER, find_unread_detectors
-from edge_server.plugins.add.written_config import describe_tensor, parameter_line
-from edge_server.plugins.policies.policy import recognise_policy
+from edge_server.plugins.add.written_config import POLICY, describe_tensor, parameter_line
 from edge_server.plugins.trials.precision_report import PrecisionReport
 
 _WIDTH = 80
@@ -117,8 +116,8 @@ def report_parts(
     elif shown:
         yield Row("not certain, as the file does not say it; it may be one of these", "kind")
     elif not tried.notes and not spec.is_decoupled:
-        policy = recognise_policy(spec)
-        yield Row("tensors (tabular or other); no known vision model" if policy is None else policy.note, "kind")
+        found = tried.recognised
+        yield Row("tensors (tabular or other); no known vision model" if found is None else found.note, "kind")
     if tried.tabular_batch_size:
         yield Row(f"up to {tried.tabular_batch_size} in a request (max_batch_size in config.pbtxt)", "rows")
     elif tried.is_tabular:
@@ -302,7 +301,7 @@ def print_next_steps(added: Sequence[AddedModel]) -> None:
             print(f"  {parameter_line('detection_text_model', recogniser)}")
     elif spec.is_decoupled:
         print(_stream_model_command(spec, name))
-    elif recognise_policy(spec) is not None:
+    elif tried.recognised is not None and POLICY in tried.recognised.parameters:
         print("for a robot, by --policy-openpi or --policy-groot=HOST:PORT (docs/robots.md)")
     else:
         print(f"Ask it:\n  {_curl(spec, f'{_URL}/v2/models/{name}/infer')}")

@@ -70,7 +70,7 @@ def try_runtimes(
     not installed, that build an engine first, or that take requests and not batches. Raises LoadError if none opens it,
     and InvalidRequest for a model that chooses its runtime itself.
     """
-    environment = TrialEnvironment(settings, "", 0.0, scratch, lambda runtime: {})
+    environment = TrialEnvironment(settings, scratch, lambda runtime: {})
     plan = make_plan(TrialRequest(root, name), environment)
     chosen = natural_trials(plan.trials)
     path = scratch / "samples.npz"
@@ -109,7 +109,7 @@ def try_precisions(
     `tried` are those of `try_runtimes`. Returns None if there is only one precision, or none works. Raises
     InvalidRequest for a picture that cannot be read.
     """
-    environment = TrialEnvironment(settings, "", 0.0, scratch, lambda runtime: {})
+    environment = TrialEnvironment(settings, scratch, lambda runtime: {})
     plan = make_plan(TrialRequest(root, name), environment)
     usual = plan.trials[0].candidate.precision
     others = [trial for trial in plan.trials if trial.candidate.precision != usual and not trial.candidate.is_engine]
@@ -152,7 +152,7 @@ def try_opening(root: Path, name: str, settings: Mapping[str, Mapping[str, str]]
 
     Raises LoadError if it cannot be opened, and InvalidRequest for a model that chooses its runtime itself.
     """
-    environment = TrialEnvironment(settings, "", 0.0, scratch, lambda runtime: {})
+    environment = TrialEnvironment(settings, scratch, lambda runtime: {})
     trial = make_plan(TrialRequest(root, name, is_opened_only=True), environment).trials[0]
     try:
         trial.start(_LANGUAGE_MODEL_LIMITS, lambda text, percent: None)

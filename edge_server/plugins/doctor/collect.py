@@ -1,5 +1,5 @@
-"""Archive of facts about a board, for people who do not have it: files of the sensors, device files, versions, and the
-answers of CUDA and NVML.
+"""Archive of facts about a board, for people who do not have it: files of the sensors, device files, versions, and what
+drivers answer (`Plugin.machine_facts`).
 
 Unpacked, it is a folder for `--sysfs-root`. Only the files listed here are read. Names of hosts and users, addresses
 and serial numbers are replaced by "removed".
@@ -8,7 +8,6 @@ and serial numbers are replaced by "removed".
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import grp
 import gzip
 import importlib.metadata
@@ -25,14 +24,15 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from edge_server.backends.cuda.cuda_driver import LIBRARY
 from edge_server.child_command import child_command
+from edge_server.plugin import find_plugins
 from edge_server.plugins.doctor.machine import installed_packages
 from edge_server.plugins.doctor.runtimes import DISTRIBUTIONS
-from edge_server.plugins.governor.sensors.nvml_sensor import NvmlSensor
-from edge_server.plugins.governor.sensors.sysfs import MissingReason, SysfsFiles
+from edge_server.telemetry.sysfs import MissingReason, SysfsFiles
 from edge_server.version import __version__
 
 _FILES = (
@@ -73,7 +73,7 @@ _IPV4 = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 _MAX_FILE_BYTES, _MAX_BYTES = 64 << 10, 4 << 20
 _FILE_TIMEOUT_S, _TIMEOUT_S, _DRIVER_TIMEOUT_S = 2.0, 60.0, 30.0
-"""Of one file, of all files (a driver may let each of its files hang), and of CUDA and NVML each."""
+"""Of one file, of all files (a driver may let each of its files hang), and of one driver."""
 
 
 def collect(files: SysfsFiles, root: Path, output: Path) -> dict[str, str]:
@@ -87,8 +87,11 @@ def collect(files: SysfsFiles, root: Path, output: Path) -> dict[str, str]:
     about = {
         "edge_server": __version__, "python": platform.python_version(), "processor": platform.machine(),
         "system": re.findall(r'(?m)^PRETTY_NAME="?(.*?)"?$', files.maybe_text("/etc/os-release") or "")[:1],
-        "cuda": _ask_driver("cuda"), "nvml": _ask_driver("nvml"), "unread": unread,
+        "unread": unread,
     }  # fmt: skip
+    about |= {
+        name: _ask(function) for plugin in find_plugins().plugins for name, function in plugin.machine_facts.items()
+    }
     secrets = [_secrets(files), _IDENTIFIERS]
     contents: dict[str, str] = _scrub(texts, [*secrets, _IPV4])
     # Versions of four numbers look like addresses.
@@ -185,9 +188,10 @@ def _scrub(value: Any, patterns: Sequence[re.Pattern[str]]) -> Any:
     return value
 
 
-def _ask_driver(what: str) -> Any:
-    """Return the answers of "cuda" or "nvml", from a process of its own: a broken driver hangs, or ends its process."""
-    command = child_command("edge_server.plugins.doctor.collect", what)
+def _ask(function: str) -> Any:
+    """Return the answer of a function of `Plugin.machine_facts`, from a process of its own: a broken driver hangs, or
+    ends its process."""
+    command = child_command("edge_server.plugins.doctor.collect", function)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_TIMEOUT_S, check=False)
         return json.loads(done.stdout)
@@ -197,7 +201,8 @@ def _ask_driver(what: str) -> Any:
         return {"problem": f"the process ended with {done.returncode}"}
 
 
-def _cuda() -> dict[str, object]:
+def cuda_facts() -> dict[str, object]:
+    """Return what CUDA's driver says of itself."""
     try:
         driver = ctypes.CDLL(LIBRARY)
     except OSError:
@@ -209,11 +214,5 @@ def _cuda() -> dict[str, object]:
     return {"cuInit": code, "version": version.value, "devices": count.value}
 
 
-def _nvml() -> dict[str, object]:
-    reading = NvmlSensor().read(time.monotonic())
-    gpus = [{**dataclasses.asdict(gpu), "uuid": None} for gpu in reading.gpus]
-    return {"problem": reading.missing.get("nvml", ""), "gpus": gpus}
-
-
 if __name__ == "__main__":
-    print(json.dumps(_cuda() if sys.argv[1] == "cuda" else _nvml(), default=lambda value: sorted(map(str, value))))
+    print(json.dumps(resolve_name(sys.argv[1])(), default=lambda value: sorted(map(str, value))))

@@ -8,24 +8,19 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 
 from edge_server.cli.console import busy_line, clean
 from edge_server.cli.options import CommandParser
 from edge_server.core.exit_code import ExitCode
+from edge_server.core.finding import Finding, FindingLevel
+from edge_server.plugin import find_plugins
 from edge_server.plugins.doctor.collect import collect
-from edge_server.plugins.doctor.finding import Finding, FindingLevel, can_serve, findings_as_json
-from edge_server.plugins.doctor.machine import (
-    check_board,
-    check_jetpack,
-    check_memory,
-    check_sensors,
-    installed_packages,
-)
+from edge_server.plugins.doctor.machine import check_board, check_packages, installed_packages
 from edge_server.plugins.doctor.permissions import ServerUser, check_permissions, find_user
 from edge_server.plugins.doctor.ports import check_ports
 from edge_server.plugins.doctor.runtimes import check_runtimes
-from edge_server.plugins.governor.sensors.all_sensors import read_machine
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.telemetry.sysfs import SysfsFiles
 
 _MARKS = {FindingLevel.OK: " ", FindingLevel.NOTE: " ", FindingLevel.WARNING: "!", FindingLevel.PROBLEM: "X"}
 
@@ -52,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"wrote {options.collect}: look at it before you send it")
         return ExitCode.OK
     findings = _examine(files, root, user, tries_runtimes=not options.skip_runtimes)
-    print(json.dumps(findings_as_json(findings), indent=2) if options.json else _text(findings))
+    print(json.dumps(_as_json(findings), indent=2) if options.json else _text(findings))
     return ExitCode.OK if can_serve(findings) else ExitCode.FAILED
 
 
@@ -82,14 +77,33 @@ def _parser() -> CommandParser:
 
 
 def _examine(files: SysfsFiles, root: Path, user: ServerUser, *, tries_runtimes: bool) -> list[Finding]:
-    reading = read_machine(root)
-    is_jetson = reading.soc is not None
-    findings = [*check_board(files, reading), *check_jetpack(files, reading)]
+    """Return the findings of this plugin and of the others' checks, those of one section together."""
+    packages, is_jetson = installed_packages(files), files.soc() is not None
+    findings = [*check_board(files)]
+    for plugin in find_plugins().plugins:
+        for check in plugin.machine_checks:
+            findings += resolve_name(check)(root)
+    findings += check_packages(packages) if is_jetson else ()
     if tries_runtimes:
         with busy_line("trying the runtimes"):
-            findings += check_runtimes(installed_packages(files), is_jetson=is_jetson)
-    findings += check_permissions(files, root, user, is_jetson=is_jetson)
-    return [*findings, *check_memory(files, reading), *check_sensors(reading), *check_ports()]
+            findings += check_runtimes(packages, is_jetson=is_jetson)
+    findings += [*check_permissions(files, root, user, is_jetson=is_jetson), *check_ports()]
+    sections = list(dict.fromkeys(item.section for item in findings))
+    return sorted(findings, key=lambda item: sections.index(item.section))
+
+
+def _as_json(findings: Sequence[Finding]) -> dict[str, object]:
+    """Return all findings, grouped by section, and whether the machine can serve."""
+    sections: dict[str, list[dict[str, str]]] = {}
+    for item in findings:
+        entry = {"name": item.name, "text": item.text, "level": item.level.value, "advice": item.advice}
+        sections.setdefault(item.section, []).append(entry)
+    return {"can_serve": can_serve(findings), "sections": sections}
+
+
+def can_serve(findings: Sequence[Finding]) -> bool:
+    """Return whether there is no PROBLEM."""
+    return not any(item.level is FindingLevel.PROBLEM for item in findings)
 
 
 def _text(findings: Sequence[Finding]) -> str:

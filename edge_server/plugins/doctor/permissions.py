@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.plugins.doctor.finding import Finding, FindingLevel
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.core.finding import Finding, FindingLevel
+from edge_server.telemetry.sysfs import SysfsFiles
 
 _SECTION = "permissions"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from edge_server.plugin import Command, Plugin
 
 
@@ -15,6 +17,7 @@ class DoctorPlugin(Plugin):
             "Models",
         ),
     )
+    machine_facts = MappingProxyType({"cuda": "edge_server.plugins.doctor.collect:cuda_facts"})
 
 
 PLUGIN = DoctorPlugin()

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.plugins.doctor.finding import Finding, FindingLevel
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.core.finding import Finding, FindingLevel
+from edge_server.telemetry.sysfs import SysfsFiles
 
 DEFAULT_PORTS = {"HTTP": 8000, "gRPC": 8001, "metrics": 8002}
 

@@ -16,19 +16,21 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_server.backends import ONNX_ORDER, load_backend
+from edge_server.backends import ONNX_ORDER, engine_backends, load_backend
 from edge_server.backends.base import Backend, OpenJob, Session
 from edge_server.backends.cuda import cuda_driver
+from edge_server.config import ServerConfig
 from edge_server.core.model_spec import InputSpec, InstanceGroup, InstanceKind, ModelFile, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import EdgeServerError, LoadError
+from edge_server.plugin import own_plugins
 from edge_server.plugins.doctor.sample_model import INPUT, INPUT_SHAPE, OUTPUT, OUTPUT_SHAPE, sample_model
 
 _LONGEST_S = 1.5
 """Time for which the sample model runs."""
 _MIN_RUNS = 5
 _BUILD_S = 100.0
-"""Longest time to build TensorRT's engine of the sample, within that of the doctor for this program."""
+"""Longest time to build an engine of the sample, within that of the doctor for this program."""
 
 
 def main(name: str) -> dict[str, object]:
@@ -37,7 +39,7 @@ def main(name: str) -> dict[str, object]:
         backend = load_backend(name)
     except EdgeServerError as error:
         return {"problem": error.message}
-    if name not in (*ONNX_ORDER, "tensorrt", "tensorrt_rtx"):
+    if name not in (*ONNX_ORDER, *engine_backends()):
         return {}
     try:
         return _measure(name, backend)
@@ -64,11 +66,9 @@ def _measure(name: str, backend: Backend) -> dict[str, object]:
         if getattr(backend, "has_builder", False):
             if missing := cuda_driver.unavailable_reason():
                 raise LoadError(f"it needs a GPU: {missing}")
-            # Imported here: most machines have no GPU.
-            from edge_server.plugins.trials.candidate_engines import CandidateEngines
-
-            job = {"scratch": folder, "engine_cache": folder, "parent": os.getpid(), "build_timeout_s": _BUILD_S}
-            server = CandidateEngines(spec, file, job, lambda phase, percent: None).engine_source(device, {})
+            declared = (plugin.trial_engines(ServerConfig()) for plugin in own_plugins())
+            engines = next(filter(None, declared))._replace(cache_dir=folder, build_timeout_s=_BUILD_S)
+            server = engines.make(spec, file, Path(folder), lambda phase, percent: None).server(device, {})
         session = backend.open(OpenJob(spec, file, "sample_0", device, server=server))
         assert isinstance(session, Session)
         try:

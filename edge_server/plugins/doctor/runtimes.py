@@ -12,8 +12,8 @@ from typing import Any
 
 from edge_server.backends import backend_names
 from edge_server.child_command import child_command
+from edge_server.core.finding import Finding, FindingLevel
 from edge_server.errors import install_hint
-from edge_server.plugins.doctor.finding import Finding, FindingLevel
 
 _SECTION = "runtimes"
 _TIMEOUT_S = 120.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 class GovernorPlugin(Plugin):
     name = "governor"
     tables = (SettingTable("governor", "Governor", GovernorConfig),)
+    machine_checks = ("edge_server.plugins.governor.machine_check:check_machine",)
+    machine_facts = MappingProxyType({"nvml": "edge_server.plugins.governor.machine_check:nvml_facts"})
     is_required = True  # without it nothing keeps the machine within its limits
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:

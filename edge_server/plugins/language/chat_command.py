@@ -25,24 +25,7 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 def run(arguments: Sequence[str]) -> int:
     """Chat until the input ends, or answer one question; 0 when that worked, 1 when not."""
-    parser = CommandParser(
-        prog="edge-server chat",
-        description="Chat with a language model of a running server. Ctrl-C stops an answer; Ctrl-D ends the chat. "
-        "Without a terminal the standard input is one question.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="default: the server's language model, if it has one alone"
-    )
-    parser.add_argument("--prompt", metavar="TEXT", help="ask this one question, and end")
-    parser.add_argument("--system", metavar="TEXT", help="system message, before the first question")
-    parser.add_argument("--max-tokens", type=int_range(1), metavar="N", help="longest answer; default: what fits")
-    parser.add_argument(
-        "--temperature", type=float_range(0, 100), metavar="T",
-        help="0: always the most likely token; default: what the model's files state, else 0.8",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int_range(0), metavar="N", help="the same seed gives the same answers")
-    http_client.add_options(parser)
+    parser = _parser()
     options = parser.parse_args(arguments)
     chat = Chat(options)
     try:
@@ -64,6 +47,28 @@ def run(arguments: Sequence[str]) -> int:
     except http_client.NO_ANSWER as error:
         print(f"edge-server chat: {http_client.no_answer(options, error)}", file=sys.stderr)
     return 1
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="edge-server chat",
+        description="Chat with a language model of a running server. Ctrl-C stops an answer; Ctrl-D ends the chat. "
+        "Without a terminal the standard input is one question.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="default: the server's language model, if it has one alone"
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="ask this one question, and end")
+    parser.add_argument("--system", metavar="TEXT", help="system message, before the first question")
+    parser.add_argument("--max-tokens", type=int_range(1), metavar="N", help="longest answer; default: what fits")
+    parser.add_argument(
+        "--temperature", type=float_range(0, 100), metavar="T",
+        help="0: always the most likely token; default: what the model's files state, else 0.8",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int_range(0), metavar="N", help="the same seed gives the same answers")
+    http_client.add_options(parser)
+    return parser
 
 
 def _find_language_models(options: argparse.Namespace) -> list[str]:

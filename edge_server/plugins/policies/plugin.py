@@ -27,9 +27,18 @@ if TYPE_CHECKING:
 _PORT_STOP_S = 2.0
 
 
+def _recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
+    if not any(item.name.startswith("observation") for item in spec.inputs):
+        return None
+    from edge_server.plugins.policies.policy import recognise_policy
+
+    return recognise_policy(spec)
+
+
 class PoliciesPlugin(Plugin):
     name = "policies"
     tables = (SettingTable("policies", "Robot policies", PoliciesConfig),)
+    recognisers = (_recognise,)
 
     def parameter_names(self) -> Iterable[str]:
         from edge_server.config.model_parameters import settings_of
@@ -49,7 +58,6 @@ class _Policies(RunningPlugin):
         self._has_wire = bool(settings.openpi or settings.groot)
         self.panel = Path(__file__).with_name("panel.js") if self._has_wire else None
         self.model_checks = (_check,)
-        self.recognisers = (_recognise,)
         self._counters: PolicyCounters | None = None
         self._ports: dict[str, OpenpiPort | GrootPort] = {}
         self._starting: list[asyncio.Task[None]] = []
@@ -160,14 +168,6 @@ class _Policies(RunningPlugin):
         if not names:
             raise NotFound("no policy serves: a policy is a model with the parameter 'policy_action_key'")
         raise NotFound(f"several policies serve ({', '.join(names[:20])}): name one in the path of the address, /MODEL")
-
-
-def _recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
-    if not any(item.name.startswith("observation") for item in spec.inputs):
-        return None
-    from edge_server.plugins.policies.policy import recognise_policy
-
-    return recognise_policy(spec)
 
 
 def _check(spec: ModelSpec) -> None:

@@ -121,17 +121,7 @@ def read_transcription_request(body: Body, content_type: str, task: Task) -> Tra
     is_stream = _choice(texts, "stream", ("true", "false"), "false") == "true"
     if is_stream and response_format not in ("json", "text"):
         raise BadMember("stream", f"'stream': expected response_format json or text, got {response_format}")
-    for granularity in granularities:
-        if granularity not in get_args(Granularity):
-            raise BadMember(
-                "timestamp_granularities",
-                f"'timestamp_granularities': expected segment, word, got '{granularity[:40]}'",
-            )
-    if granularities and response_format != "verbose_json":
-        raise BadMember(
-            "timestamp_granularities",
-            f"'timestamp_granularities': expected response_format verbose_json, got {response_format}",
-        )
+    _check_granularities(granularities, response_format)
     if not granularities and response_format in ("srt", "vtt", "verbose_json"):
         granularities = ["segment"]
     return TranscriptionRequest(
@@ -145,6 +135,20 @@ def read_transcription_request(body: Body, content_type: str, task: Task) -> Tra
         temperature=temperature,
         is_stream=is_stream,
     )
+
+
+def _check_granularities(granularities: Sequence[str], response_format: str) -> None:
+    for granularity in granularities:
+        if granularity not in get_args(Granularity):
+            raise BadMember(
+                "timestamp_granularities",
+                f"'timestamp_granularities': expected segment, word, got '{granularity[:40]}'",
+            )
+    if granularities and response_format != "verbose_json":
+        raise BadMember(
+            "timestamp_granularities",
+            f"'timestamp_granularities': expected response_format verbose_json, got {response_format}",
+        )
 
 
 def _text(name: str, content: memoryview) -> str:

@@ -26,8 +26,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.errors import BadModelConfig, LoadError
 from edge_server.plugins.tensorrt.engine_order import Profile, Range, Shape
 from edge_server.plugins.tensorrt.library_adapter import EngineFault, ShapeFault, TensorInfo, TensorRTLibrary
-
-KEYS = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
+from edge_server.plugins.tensorrt.settings import SHAPE_PARAMETERS
 
 _ENTRY = re.compile(r"(.+):([0-9]{1,18}(?:x[0-9]{1,18})*)")
 
@@ -103,25 +102,21 @@ class EngineProfiles:
 
 
 def configured_profiles(spec: ModelSpec) -> tuple[Profile, ...]:
-    """Return the profiles to build an engine with.
-
-    Raises BadModelConfig, and LoadError for a variable dimension without bounds.
-    """
     """Return the profiles that an engine for the model is built with. Raises BadModelConfig, and LoadError for a
     dimension of any size that the configuration does not bound."""
-    stated = [_parse(spec, key) for key in KEYS]
+    stated = [_parse(spec, key) for key in SHAPE_PARAMETERS]
     counts = {len(shapes) for item in stated for shapes in item.values()}
     if not counts:
         return ({item.name: _default_range(spec, item) for item in spec.inputs},)
     names = {frozenset(item) for item in stated}
     if len(names) > 1 or len(counts) > 1:
         raise BadModelConfig(
-            f"model '{spec.name}': {', '.join(KEYS)}: expected the same inputs, each as often as the others, in all "
-            f"three, given {[{name: len(shapes) for name, shapes in item.items()} for item in stated]}"
+            f"model '{spec.name}': {', '.join(SHAPE_PARAMETERS)}: expected the same inputs, each as often as the "
+            f"others, in all three, given {[{name: len(shapes) for name, shapes in item.items()} for item in stated]}"
         )
     unknown = next((name for name in stated[0] if spec.input(name) is None), None)
     if unknown is not None:
-        raise BadModelConfig(f"model '{spec.name}': {KEYS[0]}: there is no input '{unknown}'")
+        raise BadModelConfig(f"model '{spec.name}': {SHAPE_PARAMETERS[0]}: there is no input '{unknown}'")
     return tuple(_profile(spec, stated, number) for number in range(counts.pop()))
 
 
@@ -232,7 +227,7 @@ def _default_range(spec: ModelSpec, item: InputSpec) -> Range:
         what = "values that are shapes" if item.is_shape_tensor else "a dimension of any size"
         raise LoadError(
             f"model '{spec.name}': input '{item.name}' has {what} ({list(dims)}): TensorRT must be told their bounds, "
-            f"by the parameters {', '.join(KEYS)}"
+            f"by the parameters {', '.join(SHAPE_PARAMETERS)}"
         )
     if spec.max_batch_size == 0:
         return Range(dims, dims, dims)

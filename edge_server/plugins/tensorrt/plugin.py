@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from edge_server.config.setting import SettingTable
 from edge_server.plugin import ModelFormat, Plugin, RunningPlugin
-from edge_server.plugins.tensorrt.settings import EngineConfig
+from edge_server.plugins.tensorrt.settings import SHAPE_PARAMETERS, EngineConfig
 
 if TYPE_CHECKING:
+    from edge_server.backends.trial_engines import TrialEngineSettings
     from edge_server.config import ServerConfig
 
 
@@ -30,8 +31,15 @@ class TensorRTPlugin(Plugin):
     def parameter_names(self) -> Iterable[str]:
         return (
             "engine", "engine_tolerance", "trt_builder_optimization_level", "trt_dla_core", "trt_dla_enable",
-            "trt_extra_plugin_lib_paths", "trt_profile_max_shapes", "trt_profile_min_shapes", "trt_profile_opt_shapes",
+            "trt_extra_plugin_lib_paths", *SHAPE_PARAMETERS,
         )  # fmt: skip
+
+    def trial_engines(self, config: ServerConfig) -> TrialEngineSettings:
+        from edge_server.backends.trial_engines import TrialEngineSettings
+
+        maker = "edge_server.plugins.tensorrt.builds.trial_engines:CachedTrialEngines"
+        engines = config.table(EngineConfig)
+        return TrialEngineSettings(maker, SHAPE_PARAMETERS, engines.cache_dir, engines.build_timeout_s)
 
     def prepare(self, config: ServerConfig) -> RunningPlugin:
         from edge_server.plugins.tensorrt.running_plugin import EngineBuilds

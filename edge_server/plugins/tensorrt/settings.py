@@ -9,6 +9,9 @@ from edge_server.config.setting import BOOLEAN, OPTIONAL_PATH, integer, number, 
 VERSION_COMPATIBLE = "version-compatible"
 """Key of `--backend-config=tensorrt,...`, as in Triton: opens plans that may hold code for the host."""
 
+SHAPE_PARAMETERS = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
+"""Parameters of a model with the least, the best and the greatest shapes of its engine's inputs."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

@@ -3,12 +3,12 @@ for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from edge_server.backends import engine_backends
-from edge_server.plugins.tensorrt.optimization_profiles import KEYS
 from edge_server.repository.model_config.pbtxt import ConfigMessage
 
 CPU, GPU = "CPU", "GPU"
@@ -59,11 +59,11 @@ def config_of(
     base: ConfigMessage,
     candidate: RuntimeCandidate,
     file_name: str,
-    profiles: Sequence[str] = (),
+    shapes: Mapping[str, str] = MappingProxyType({}),
     *,
     has_gpu: bool = False,
 ) -> ConfigMessage:
-    """Return the configuration for a candidate. `profiles` are the values of the parameters `KEYS`. `has_gpu`: the
+    """Return the configuration for a candidate. `shapes` are the parameters of an engine's shapes. `has_gpu`: the
     machine has an NVIDIA GPU, on which a runtime might run a model that does not state where."""
     config = type(base)()
     config.CopyFrom(base)
@@ -76,11 +76,8 @@ def config_of(
         config.parameters["precision"].string_value = precision
     if candidate.runtime == "openvino" and TARGET_DEVICE in config.parameters:
         config.parameters[TARGET_DEVICE].string_value = CPU
-    for key, value in candidate.parameters:
+    for key, value in (*candidate.parameters, *(shapes.items() if candidate.is_engine else ())):
         config.parameters[key].string_value = value
-    if candidate.is_engine:
-        for key, value in zip(KEYS, profiles, strict=False):
-            config.parameters[key].string_value = value
     if candidate.runtime == "onnxruntime":
         _set_accelerator(config, candidate)
     _set_instance_kind(config, candidate, has_gpu)

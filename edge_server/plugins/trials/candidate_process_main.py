@@ -10,7 +10,6 @@ The process also exits at the end of its input and when its parent exits.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from edge_server.backends.base import Array, OpenJob, ServerCalls, Session, Sess
 from edge_server.backends.isolation.isolated_session import IsolatedSession
 from edge_server.backends.isolation.json_child_side import exit_at_once, start_child, write_message
 from edge_server.backends.isolation.npz_tensor_files import Tensors, load_tensors, save_tensors
+from edge_server.backends.trial_engines import BuiltNotRun, TrialEngineSettings
 from edge_server.config.server_config import settings_of_backend
 from edge_server.core.batch import BatchPlan
 from edge_server.core.model_spec import InstanceKind, ModelSpec
@@ -32,9 +32,7 @@ from edge_server.core.tensor import DType
 from edge_server.core.version_lifecycle import Resolved
 from edge_server.errors import EdgeServerError, InvalidRequest, LoadError, OutOfMemory, Unsupported
 from edge_server.memory.available_memory import MemoryFloor
-from edge_server.plugins.tensorrt.engine_order import Profile
-from edge_server.plugins.tensorrt.optimization_profiles import KEYS, configured_profiles
-from edge_server.plugins.trials.candidate_engines import BuiltNotRun, CandidateEngines
+from edge_server.plugin import own_recognisers
 from edge_server.plugins.trials.embedded_server_model import ServedModel
 from edge_server.plugins.trials.language_model_trial import generate_texts, peak_bytes
 from edge_server.plugins.trials.picture_agreement import BOXES, SCORES, THRESHOLD
@@ -49,7 +47,6 @@ from edge_server.plugins.trials.sample_inputs import (
 )
 from edge_server.plugins.trials.trial_commands import TrialModel, execute_commands
 from edge_server.plugins.vision.image_plan import required_image_plan
-from edge_server.plugins.vision.layout_recognition import recognise
 from edge_server.plugins.vision.perception_decoder import make_perception_decoder
 from edge_server.repository.disk.scan import Scanner, with_config
 from edge_server.repository.resolve_version import ResolveOptions, resolve
@@ -73,7 +70,9 @@ class OpenedModel(TrialModel):
         if self.spec.backend != job["runtime"]:  # the substituted backend is a candidate of its own
             raise LoadError("; ".join(self.spec.notes) or f"backend '{self.spec.backend}' replaces it")
         self._plan = BatchPlan(self.spec)
-        self._engines = CandidateEngines(self.spec, self._resolved.file, job, self.progress)
+        engines = None if job["engines"] is None else TrialEngineSettings(*job["engines"])
+        scratch, file = Path(job["scratch"]), self._resolved.file
+        self._engines = None if engines is None else engines.make(self.spec, file, scratch, self.progress)
         self._session = self._open_session(job)
         self._closing.callback(self._session.close)
         self.load_s = time.perf_counter() - began_s
@@ -89,12 +88,14 @@ class OpenedModel(TrialModel):
         name = f"{group.name}_0" if device is None else f"{group.name}_0_{device}"
         settings = settings_of_backend(job["settings"], spec.backend)
         server: ServerCalls | None = None
-        if spec.backend in engine_backends() and resolved.file.path.suffix.lower() == ".onnx":
-            server = self._engines.engine_source(device, settings)
+        engines = self._engines if resolved.file.path.suffix.lower() == ".onnx" else None
+        if engines is not None and spec.backend in engine_backends():
+            server = engines.server(device, settings)
         try:
             session = load_backend(spec.backend).open(OpenJob(spec, resolved.file, name, device, settings, server))
         finally:
-            self._engines.release_build_lock()
+            if engines is not None:
+                engines.release_build_lock()
         if not isinstance(session, Session):
             session.close()
             raise Unsupported(f"model '{spec.name}': backend '{spec.backend}' answers requests, not batches of rows")
@@ -121,7 +122,7 @@ class OpenedModel(TrialModel):
 
     def make_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
         """Write the samples for all candidates to a file, and return their number and source."""
-        sizes = usual_sizes(self.spec, self._profile())
+        sizes = self._sizes()
         if command["input"]:
             samples, source = from_file(self.spec, Path(command["input"])), f"of {command['input']}"
         else:
@@ -133,14 +134,9 @@ class OpenedModel(TrialModel):
         unknown = [item.name for item in self.spec.inputs if -1 in item.dims and item.name not in sizes]
         return {"count": len(samples), "source": source, "open": unknown if source == "generated" else []}
 
-    def _profile(self) -> Profile | None:
-        if not self._profiles:
-            return None
-        parameters = {**self.spec.parameters, **dict(zip(KEYS, self._profiles, strict=True))}
-        stated = {part.rpartition(":")[0].strip() for part in self._profiles[1].split(",")}
-        # Check only the inputs that the profiles name; others are not restricted.
-        named = tuple(item for item in self.spec.inputs if item.name in stated)
-        return configured_profiles(dataclasses.replace(self.spec, parameters=parameters, inputs=named))[0]
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        shapes = self._engines.best_shapes(self._profiles) if self._engines is not None and self._profiles else {}
+        return usual_sizes(self.spec, shapes)
 
     def run_edge_samples(self, command: Mapping[str, Any]) -> dict[str, object]:
         """Run the model on the samples of a file, which holds those of `edge_samples` if it has to be made, and write
@@ -150,7 +146,7 @@ class OpenedModel(TrialModel):
         """
         path = Path(command["samples"])
         if not path.exists():
-            save_tensors(path, edge_samples(self.spec, usual_sizes(self.spec, self._profile())))
+            save_tensors(path, edge_samples(self.spec, self._sizes()))
         answered: dict[int, Tensors] = {}
         errors: dict[int, str] = {}
         for number, sample in enumerate(load_tensors(path)):
@@ -208,7 +204,8 @@ class OpenedModel(TrialModel):
 
     def keep_engine(self, command: Mapping[str, Any]) -> dict[str, object]:
         """Put the built engine into the server's cache."""
-        return {"kept": self._engines.keep_engine(float(command["difference"]), str(command["reference"]))}
+        difference, reference = float(command["difference"]), str(command["reference"])
+        return {"kept": self._engines is not None and self._engines.keep_engine(difference, reference)}
 
     def close(self) -> None:
         self._closing.close()
@@ -253,7 +250,7 @@ def _resolve(job: Mapping[str, Any]) -> Resolved:
         raise LoadError(f"model '{job['model']}' is not in '{job['root']}' any more")
     config_json = str(job["config_json"])
     options = ResolveOptions(
-        gpu_count=int(job["gpu_count"]), backend_settings=job["settings"], recognisers=(recognise,)
+        gpu_count=int(job["gpu_count"]), backend_settings=job["settings"], recognisers=own_recognisers()
     )  # fmt: skip
     return resolve(with_config(model, config_json), int(job["version"]), options, config_json)
 

@@ -22,7 +22,6 @@ from edge_server.core.model_spec import InputSpec, ModelSpec
 from edge_server.core.request_response import Request
 from edge_server.core.tensor import DType, Tensor
 from edge_server.errors import InvalidRequest
-from edge_server.plugins.tensorrt.engine_order import Profile
 from edge_server.plugins.vision.image_plan import make_image_plans
 from edge_server.serving.execution.warmup import build
 
@@ -40,17 +39,17 @@ def from_warmup(spec: ModelSpec, model_dir: Path) -> list[Tensors]:
     return [{name: tensor.array for name, tensor in request.inputs.items()} for request in requests]
 
 
-def usual_sizes(spec: ModelSpec, profile: Profile | None) -> dict[str, tuple[int, ...]]:
-    """Return the shape of one row of each input whose variable dimensions have a known size: the optimal one of
-    `profile`, or that of the picture which the configuration or the exporter declares. Inputs of fixed dimensions are
-    not in it."""
+def usual_sizes(spec: ModelSpec, best_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of one row of each input whose variable dimensions have a known size: that of `best_shapes`, in
+    which an engine is the fastest, or of the picture which the configuration or the exporter declares. Inputs of fixed
+    dimensions are not in it."""
     found = {}
     for plan in make_image_plans(spec):
         dims = plan.shape[1:] if spec.max_batch_size > 0 else plan.shape
         found[plan.input_name] = dims
     for item in spec.inputs:
-        if profile is not None and item.name in profile and item.reshape is None:
-            best = profile[item.name].best
+        if item.name in best_shapes and item.reshape is None:
+            best = best_shapes[item.name]
             found[item.name] = best[1:] if spec.max_batch_size > 0 else best
     return {item.name: found[item.name] for item in spec.inputs if item.name in found and -1 in item.dims}
 

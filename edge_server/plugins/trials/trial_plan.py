@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.backends.cuda import cuda_driver
+from edge_server.backends.trial_engines import TrialEngineSettings
 from edge_server.config import ServerConfig
 from edge_server.config.server_config import settings_of_backend
 from edge_server.errors import BadModelConfig, InvalidRequest, LoadError, UnknownModel
-from edge_server.plugins.tensorrt.settings import EngineConfig
+from edge_server.plugin import own_plugins
 from edge_server.plugins.trials.accelerator_candidates import DeviceLister
 from edge_server.plugins.trials.candidate import TARGET_DEVICE, RuntimeCandidate, config_of
 from edge_server.plugins.trials.candidate_list import candidates_for
@@ -46,20 +47,19 @@ class TrialRequest:
 class TrialEnvironment:
     """Settings and folders of the comparison. `settings[backend][key]` are the server's settings for all models.
 
-    `scratch` is a temporary folder. `list_devices` returns the devices of a runtime.
+    `scratch` is a temporary folder. `list_devices` returns the devices of a runtime. `engines` None: none are built.
     """
 
     settings: Mapping[str, Mapping[str, str]]
-    engine_cache: str
-    build_timeout_s: float
     scratch: Path
     list_devices: DeviceLister
+    engines: TrialEngineSettings | None = None
 
     @classmethod
     def with_engines(cls, config: ServerConfig, scratch: Path, list_devices: DeviceLister) -> TrialEnvironment:
         """Return the environment in which engines are built as the server's settings say."""
-        engines = config.table(EngineConfig)
-        return cls(config.backends, engines.cache_dir, engines.build_timeout_s, scratch, list_devices)
+        declared = (plugin.trial_engines(config) for plugin in own_plugins())
+        return cls(config.backends, scratch, list_devices, next(filter(None, declared), None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan
     wanted = _with_precisions(candidate_list.candidates, request.precisions)
     if not wanted:
         raise LoadError(f"model '{model.name}': there is no runtime to try: {'; '.join(candidate_list.left_out)}")
-    configs = {
-        one: config_of(base, one, candidate_list.file_name, request.profiles, has_gpu=not no_gpu) for one in wanted
-    }
+    engines = environment.engines
+    shapes = dict(zip(engines.shape_parameters, request.profiles, strict=False)) if engines is not None else {}
+    configs = {one: config_of(base, one, candidate_list.file_name, shapes, has_gpu=not no_gpu) for one in wanted}
     is_text = Path(candidate_list.file_name).suffix.lower() == ".gguf"
     texts_at_once = timed_choice(candidate_list.file_name, model.path / str(version), base).at_once if is_text else 0
     common = {
@@ -115,8 +115,7 @@ def make_plan(request: TrialRequest, environment: TrialEnvironment) -> TrialPlan
         "gpu_count": 0 if no_gpu else len(cuda_driver.devices()),
         "profiles": list(request.profiles),
         "settings": {name: dict(values) for name, values in environment.settings.items()},
-        "engine_cache": environment.engine_cache,
-        "build_timeout_s": environment.build_timeout_s,
+        "engines": engines,
     }
     trials = []
     for number, (candidate, config) in enumerate(configs.items()):

@@ -155,7 +155,7 @@ class BackgroundMeasurement(RunningPlugin):
         )  # fmt: skip
         limits = ChildLimits(_MAX_STEP_S, _MAX_STEP_S, _most_bytes(file), _FLOOR_BYTES)
         with tempfile.TemporaryDirectory(prefix="edge-measure-") as folder:
-            environment = TrialEnvironment(self._config.backends, "", 0.0, Path(folder), lambda runtime: {})
+            environment = TrialEnvironment(self._config.backends, Path(folder), lambda runtime: {})
             return measure_in_background(request, environment, limits, check)
 
     def _reason_to_wait(self, core: ServingCore, file: ModelFile) -> str:

@@ -82,7 +82,8 @@ def _optimize(options: argparse.Namespace, config: ServerConfig, root: Path, nam
         listing_limits = ChildLimits(answer_s, answer_s, options.memory_mb << 20, options.memory_floor_mb << 20)
         device_lister = functools.partial(list_devices, limits=listing_limits)
         environment = TrialEnvironment.with_engines(config, Path(folder), device_lister)
-        limits = dataclasses.replace(listing_limits, open_s=answer_s + environment.build_timeout_s)
+        build_s = environment.engines.build_timeout_s if environment.engines is not None else 0.0
+        limits = dataclasses.replace(listing_limits, open_s=answer_s + build_s)
         plan = make_plan(request, environment)
         target = variant_path(plan.model_dir, options.write, may_overwrite=options.overwrite) if options.write else None
         progress = Progress(sys.stderr)

@@ -34,8 +34,20 @@ TENSOR_NAMES = frozenset({"dets", "cls_8", "anomaly_map", "scale_factor"})
 """Names of outputs, one of which every layout has that its outputs prove, and of PaddleDetection's other input."""
 
 
+def _recognise(spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
+    # Importing the rest takes a tenth of a second.
+    names = {*(item.name for item in spec.inputs), *(item.name.lower() for item in spec.outputs)}
+    is_known = not (METADATA_KEYS.isdisjoint(metadata) and TENSOR_NAMES.isdisjoint(names))
+    if not is_known and "preprocessing" not in spec.parameters:
+        return None
+    from edge_server.plugins.vision.layout_recognition import recognise
+
+    return recognise(spec, metadata)
+
+
 class VisionPlugin(Plugin):
     name = "vision"
+    recognisers = (_recognise,)
 
     def parameter_names(self) -> Iterable[str]:
         from edge_server.plugins.vision import image_parameters
@@ -57,18 +69,7 @@ class Vision(RunningPlugin):
 
     def __init__(self) -> None:
         self.output_checks = (self._check_sample,)
-        self.recognisers = (self._recognise,)
         self.body_decoders = {"image/": self._decode_image, "multipart/form-data": self._decode_image}
-
-    def _recognise(self, spec: ModelSpec, metadata: Mapping[str, str]) -> Recognised | None:
-        # Importing the rest takes a tenth of a second.
-        names = {*(item.name for item in spec.inputs), *(item.name.lower() for item in spec.outputs)}
-        is_known = not (METADATA_KEYS.isdisjoint(metadata) and TENSOR_NAMES.isdisjoint(names))
-        if not is_known and "preprocessing" not in spec.parameters:
-            return None
-        from edge_server.plugins.vision.layout_recognition import recognise
-
-        return recognise(spec, metadata)
 
     def _check_sample(self, spec: ModelSpec) -> OutputCheck | None:
         """Return the check of a detector's answer, or None. Raises BadModelConfig if the image or output parameters of

@@ -69,10 +69,8 @@ class OpeningJournal:
 
     @contextlib.contextmanager
     def opening(self, name: str, number: int, fingerprint: str) -> Iterator[None]:
-        """Note that the version is opened, until the end of the block.
-
-        Raises LoadError for one that ended two servers in turn when it was opened.
-        """
+        """Note that the version is opened, until the end of the block. Raises LoadError for one whose opening ended two
+        servers in turn."""
         version = _Version(name, number, fingerprint)
         if self._ended.count(version) >= _TIMES:
             raise LoadError(

@@ -116,12 +116,9 @@ class RuntimeTimes:
             return found
 
     def choose(self, file: ModelFile, order: Sequence[str], at_once: int = 0) -> RuntimeChoice | None:
-        """Return the order in which to try the backends for a file, by their measured times, and the reason. A faster
-        one goes first only if it gave the same answers as the first of `order`.
-
-        `at_once`: sequences that a language model continues together, 0 for another model. Returns None if no
-        measurement is valid for the file. Only a file of a size that was measured is read.
-        """
+        """Return the order in which to try the backends for a file, and the reason; None if no measurement is valid for
+        it. A faster one goes first only if it gave the same answers as the first of `order`. `at_once`: sequences that
+        a language model continues together, else 0. Only a file of a size that was measured is read."""
         with self._lock:
             self._read()
             entry = self._find(file.path, order, at_once)

@@ -49,6 +49,15 @@ def check_stated(config: ConfigMessage, model: str) -> None:
             raise bad_field(model, f"input '{item.name}' dims", expected, list(item.dims))
     for item in config.output:
         _check_tensor(item, f"output '{item.name}'", model)
+    _check_version_policy(config, model)
+    _check_file_names(config, model)
+    _check_instance_counts(config, model)
+    _check_unique("instance_group", [group.name for group in config.instance_group if group.name], model)
+    if config.response_cache.enable and config.model_transaction_policy.decoupled:
+        raise bad_field(model, "response_cache.enable", "false for a decoupled model", "true")
+
+
+def _check_version_policy(config: ConfigMessage, model: str) -> None:
     policy = config.version_policy
     if policy.HasField("latest") and policy.latest.num_versions == 0:
         raise bad_field(model, "version_policy.latest.num_versions", "1 or more", "0")
@@ -58,16 +67,15 @@ def check_stated(config: ConfigMessage, model: str) -> None:
         for version in policy.specific.versions:
             if version < 0:
                 raise bad_field(model, "version_policy.specific.versions", "versions of 0 or more", version)
-    _check_file_names(config, model)
+
+
+def _check_instance_counts(config: ConfigMessage, model: str) -> None:
     for index, group in enumerate(config.instance_group):
         if not 0 <= group.count <= MAX_INSTANCES:
             raise bad_field(model, f"instance_group[{index}] count", f"1 to {MAX_INSTANCES}", group.count)
     total = sum(max(group.count, 1) * max(len(group.gpus), 1) for group in config.instance_group)
     if total > MAX_INSTANCES:
         raise bad_field(model, "instance_group", f"at most {MAX_INSTANCES} instances in all", total)
-    _check_unique("instance_group", [group.name for group in config.instance_group if group.name], model)
-    if config.response_cache.enable and config.model_transaction_policy.decoupled:
-        raise bad_field(model, "response_cache.enable", "false for a decoupled model", "true")
 
 
 def check_complete(config: ConfigMessage, model: str, *, is_program: bool = False) -> None:

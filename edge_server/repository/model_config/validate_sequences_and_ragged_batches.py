@@ -233,14 +233,7 @@ def check_ragged(config: ConfigMessage, model: str) -> None:
         raise bad_field(model, field, "none, for a model without batches (max_batch_size 0)", "some")
     inputs = {item.name: item for item in config.input}
     for item in config.batch_input:
-        _check_source(item, "batch_input", inputs, model)
-        if item.data_type not in {dtype.number for dtype in BATCH_INPUT_DTYPES}:
-            allowed = " or ".join(dtype.config_name for dtype in BATCH_INPUT_DTYPES)
-            raise bad_field(
-                model, f"batch_input {list(item.target_name)} data_type", allowed, dtype_name(item.data_type)
-            )
-        if not item.target_name:
-            raise bad_field(model, "batch_input target_name", "at least one input of the model", "none")
+        _check_batch_input(item, inputs, model)
     taken = [name for item in config.batch_input for name in item.target_name]
     _check_targets("batch_input", taken, model)
     for name in taken:
@@ -287,6 +280,15 @@ def _check_targets(field: str, names: Sequence[str], model: str) -> None:
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise bad_field(model, f"{field} target_name", "each name once", f"'{twice[0]}' twice")
+
+
+def _check_batch_input(item: ConfigMessage, inputs: Mapping[str, ConfigMessage], model: str) -> None:
+    _check_source(item, "batch_input", inputs, model)
+    if item.data_type not in {dtype.number for dtype in BATCH_INPUT_DTYPES}:
+        allowed = " or ".join(dtype.config_name for dtype in BATCH_INPUT_DTYPES)
+        raise bad_field(model, f"batch_input {list(item.target_name)} data_type", allowed, dtype_name(item.data_type))
+    if not item.target_name:
+        raise bad_field(model, "batch_input target_name", "at least one input of the model", "none")
 
 
 def _check_batch_output(

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edge_server.backends.base import ServerCalls
@@ -27,8 +27,8 @@ from edge_server.serving.timer import Alarm, Timer
 
 if TYPE_CHECKING:
     from edge_server.serving.cache.response_cache import ResponseCache
-    from edge_server.serving.ensemble.ensemble_version import Members
-    from edge_server.serving.execution.model_version import OnGpuFault
+    from edge_server.serving.ensemble.ensemble_version import EnsembleVersion, Members
+    from edge_server.serving.execution.model_version import ModelVersion, OnGpuFault
 
 log = logging.getLogger(__name__)
 
@@ -104,39 +104,11 @@ class Loader:
         self, desired: DesiredVersion, resolved: Resolved, generation: int, must_answer: bool
     ) -> ServedVersion:
         """Return the version, opened by the first candidate runtime that can open it."""
-        from edge_server.serving.ensemble.ensemble_version import EnsembleVersion
-        from edge_server.serving.execution.model_version import ModelVersion
-
         if resolved.spec.ensemble is not None:
-            ensemble = EnsembleVersion(
-                resolved,
-                generation,
-                desired.fingerprint,
-                self._members,
-                self._timer,
-                self._cache,
-                self._lifecycle.latencies,
-            )
-            ensemble.open()
-            return ensemble
+            return self._open_ensemble(desired, resolved, generation)
         passed_over: dict[str, str] = {}
         while True:
-            version = ModelVersion(
-                resolved,
-                generation,
-                desired.fingerprint,
-                self._timer,
-                self._backend_settings,
-                self._admission_control,
-                self._limiter,
-                self.server,
-                self._cache,
-                pool=self.pool,
-                gpus=self._gpus,
-                on_gpu_fault=self._on_gpu_fault,
-                must_answer=must_answer,
-                latencies=self._lifecycle.latencies,
-            )
+            version = self._make_version(desired, resolved, generation, must_answer)
             try:
                 version.open()
             except ChangedWhileLoading:
@@ -147,20 +119,35 @@ class Loader:
                 explained = resolved.explain(failure) if type(failure) is LoadError else None
                 error = explained or failure
                 if not resolved.has_alternatives or resolved.spec.backend in passed_over:
-                    if passed_over:
-                        # The last runtime's reason alone would hide why the preferred ones were passed over. Theirs
-                        # lack the name of the file, so that an equal one is the end of the last.
-                        others = [
-                            text for text in resolved.skipped if not error.message.endswith(text.partition(": ")[2])
-                        ]
-                        raise type(error)("; ".join((error.message, *others))) from failure
-                    if explained:
-                        raise explained from failure
-                    raise
+                    last = _with_other_reasons(error, resolved.skipped) if passed_over else error
+                    if last is failure:
+                        raise
+                    raise last from failure
                 passed_over[resolved.spec.backend] = error.message
             else:
                 return version
             resolved = self.resolve(desired, passed_over)
+
+    def _open_ensemble(self, desired: DesiredVersion, resolved: Resolved, generation: int) -> EnsembleVersion:
+        from edge_server.serving.ensemble.ensemble_version import EnsembleVersion
+
+        ensemble = EnsembleVersion(
+            resolved, generation, desired.fingerprint, self._members, self._timer, self._cache,
+            self._lifecycle.latencies,
+        )  # fmt: skip
+        ensemble.open()
+        return ensemble
+
+    def _make_version(
+        self, desired: DesiredVersion, resolved: Resolved, generation: int, must_answer: bool
+    ) -> ModelVersion:
+        from edge_server.serving.execution.model_version import ModelVersion
+
+        return ModelVersion(
+            resolved, generation, desired.fingerprint, self._timer, self._backend_settings, self._admission_control,
+            self._limiter, self.server, self._cache, pool=self.pool, gpus=self._gpus, on_gpu_fault=self._on_gpu_fault,
+            must_answer=must_answer, latencies=self._lifecycle.latencies,
+        )  # fmt: skip
 
 
 class LoaderThreads:
@@ -249,3 +236,11 @@ class LoadSlot:
                 return
             self._hold = 0
         self._free.release()
+
+
+def _with_other_reasons(error: LoadError, skipped: Sequence[str]) -> LoadError:
+    """Return the error of the last runtime with the reasons why the preferred ones were passed over, which it would
+    hide."""
+    # Theirs lack the name of the file, so that an equal one is the end of the last.
+    others = [text for text in skipped if not error.message.endswith(text.partition(": ")[2])]
+    return type(error)("; ".join((error.message, *others)))

@@ -367,3 +367,27 @@ def test_a_language_model_beyond_the_memory_of_the_machine_is_not_opened(
     monkeypatch.setattr(available_memory, "read_memory", lambda root: MemoryReading(5 << 20, 0.0))
     with pytest.raises(OutOfMemory, match="memory is short: 5 MiB are available, the model needs about"):
         candidate_process_main.open_once(job)
+
+
+@pytest.mark.usefixtures("tried_here")
+def test_a_robots_policy_is_named_with_what_its_user_has_to_fill_in(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make = helper.make_node
+    rows, repeats = np.array([1], np.int64), np.array([1, 50, 1], np.int64)
+    graph = helper.make_graph(
+        [make("Unsqueeze", ["observation.state", "rows"], ["row"]), make("Tile", ["row", "repeats"], ["action"])],
+        "policy",
+        [helper.make_tensor_value_info("observation.state", TensorProto.FLOAT, ["N", 7])],
+        [helper.make_tensor_value_info("action", TensorProto.FLOAT, ["N", 50, 7])],
+        [numpy_helper.from_array(rows, "rows"), numpy_helper.from_array(repeats, "repeats")],
+    )
+    save(folder / "arm.onnx", helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    (folder / "model_repository").mkdir()
+    assert main(["add", "arm.onnx"]) == 0
+    said = capsys.readouterr().out
+    assert "kind    recognised by its inputs and outputs: robot policy, 50 actions of 7" in said
+    assert said.splitlines()[-1].startswith("for a robot, by --policy-openpi")
+    written = (folder / "model_repository/arm/config.pbtxt").read_text("utf-8")
+    assert 'parameters { key: "policy_action_key" value { string_value: "action" } }' in written.splitlines()
+    assert '# parameters { key: "policy_dt_ms" value { string_value: "" } }' in written.splitlines()

@@ -8,6 +8,7 @@ from edge_server.core.model_spec import InputSpec, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.plugins.add.picture_trial import Reading, TrialFinding
 from edge_server.plugins.add.written_config import write_config
+from edge_server.plugins.policies.policy import recognise_policy
 from edge_server.plugins.vision.layout_search import candidates
 
 
@@ -32,7 +33,7 @@ def test_a_policys_time_between_actions_is_a_line_to_fill_in(tmp_path: Path) -> 
         inputs=(InputSpec("observation.state", DType.FP32, (7,)),),
         outputs=(OutputSpec("action", DType.FP32, (50, 7)),),
     )  # fmt: skip
-    write_config(tmp_path, spec, "", None, [], [])
+    write_config(tmp_path, spec, "", None, [], [], recognised=recognise_policy(spec))
     lines = (tmp_path / "config.pbtxt").read_text("utf-8").splitlines()
     assert lines[-1] == '# parameters { key: "policy_dt_ms" value { string_value: "" } }'
     assert "milliseconds" in lines[-2]

@@ -18,9 +18,13 @@ import pytest
 
 from edge_server.plugins.doctor import collect as module
 from edge_server.plugins.doctor.collect import collect
+from edge_server.plugins.doctor.plugin import PLUGIN as DOCTOR
+from edge_server.plugins.governor.plugin import PLUGIN as GOVERNOR
 from edge_server.plugins.governor.sensors.all_sensors import read_machine
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles, read_once
+from edge_server.telemetry.sysfs import SysfsFiles, read_once
 
+CUDA_FACTS = DOCTOR.machine_facts["cuda"]
+NVML_FACTS = GOVERNOR.machine_facts["nvml"]
 COMMAND = Path(sys.executable).parent / "edge-server"
 
 PLANTED = {
@@ -40,7 +44,7 @@ PLANTED = {
 
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ask_driver", lambda what: {"problem": f"no {what} in this test"})
+    monkeypatch.setattr(module, "_ask", lambda what: {"problem": f"no {what} in this test"})
 
 
 def read(archive: Path) -> dict[str, str]:
@@ -110,7 +114,7 @@ def test_no_name_address_or_serial_number_is_in_the_archive(
         board.write(f"/dev/nvhost-{value}", "")
         board.write(f"/sys/class/devfreq/{value}/governor", "podgov")
     board.block("/sys/class/devfreq/alice/max_freq")
-    monkeypatch.setattr(module, "_ask_driver", lambda what: {"problem": told, told: [told]})
+    monkeypatch.setattr(module, "_ask", lambda what: {"problem": told, told: [told]})
     assert collect(SysfsFiles(board.root), board.root, tmp_path / "a.tar.gz")
     with gzip.open(tmp_path / "a.tar.gz") as file:
         whole = file.read().decode().lower()
@@ -221,13 +225,13 @@ def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
     return build
 
 
-ask_driver = module._ask_driver
+ask = module._ask
 
 
 @pytest.mark.full
 def test_the_code_of_cu_init_and_the_drivers_version_are_told(cuda: Callable[[str], None]) -> None:
     cuda("return 801;")
-    assert ask_driver("cuda") == {"cuInit": 801, "version": 12060, "devices": 0}
+    assert ask(CUDA_FACTS) == {"cuInit": 801, "version": 12060, "devices": 0}
 
 
 @pytest.mark.full
@@ -235,10 +239,10 @@ def test_a_driver_that_hangs_or_crashes_is_told_and_nothing_else(
     cuda: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda("*(volatile int *)0 = 1; return 0;")
-    assert ask_driver("cuda") == {"problem": "the process ended with -11"}
+    assert ask(CUDA_FACTS) == {"problem": "the process ended with -11"}
     monkeypatch.setattr(module, "_DRIVER_TIMEOUT_S", 3.0)
     cuda("sleep(600); return 0;")
-    assert ask_driver("cuda") == {"problem": "no answer within 3 s"}
+    assert ask(CUDA_FACTS) == {"problem": "no answer within 3 s"}
 
 
 def test_nvml_tells_values_and_what_it_does_not_support_without_the_uuid(
@@ -248,7 +252,7 @@ def test_nvml_tells_values_and_what_it_does_not_support_without_the_uuid(
     nvidia.add_gpu(name="Orin (nvgpu)", uuid="GPU-secret", power=fake_nvml.Error(fake_nvml.NOT_SUPPORTED))
     for name, value in nvidia.environment(nvidia_library).items():
         monkeypatch.setenv(name, value)
-    told = ask_driver("nvml")
+    told = ask(NVML_FACTS)
     (gpu,) = told["gpus"]
     assert (told["problem"], gpu["name"], gpu["temperature_c"], gpu["power_mw"]) == ("", "Orin (nvgpu)", 45, None)
     assert "Not Supported" in gpu["missing"]["power_mw"]

@@ -19,23 +19,18 @@ import onnxruntime
 import pytest
 
 from edge_server.backends.cuda import cuda_driver
+from edge_server.core.finding import Finding, FindingLevel
 from edge_server.errors import install_hint
 from edge_server.plugins.doctor import command as doctor
 from edge_server.plugins.doctor import sample_model
-from edge_server.plugins.doctor.finding import Finding, FindingLevel, can_serve
-from edge_server.plugins.doctor.machine import (
-    check_board,
-    check_jetpack,
-    check_memory,
-    check_sensors,
-    installed_packages,
-)
+from edge_server.plugins.doctor.command import can_serve
+from edge_server.plugins.doctor.machine import check_board, installed_packages
 from edge_server.plugins.doctor.permissions import ServerUser, check_permissions, find_user
 from edge_server.plugins.doctor.ports import check_ports
 from edge_server.plugins.doctor.runtimes import check_runtimes, run_probe
+from edge_server.plugins.governor.machine_check import check_machine, findings_of
 from edge_server.plugins.governor.readings import Gpu, MachineReading
-from edge_server.plugins.governor.sensors.all_sensors import read_machine
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.telemetry.sysfs import SysfsFiles
 
 ROOT = Path(__file__).parents[3]
 COMMAND = Path(sys.executable).parent / "edge-server"
@@ -230,14 +225,14 @@ def test_nvidia_packages_are_those_installed_according_to_dpkg(tmp_path: Path) -
 def test_each_kind_of_jetpack_has_its_advice(
     tmp_path: Path, reading: MachineReading, level: FindingLevel, message: str
 ) -> None:
-    found = named(list(check_jetpack(SysfsFiles(tmp_path), reading)), "release")
+    found = named(list(findings_of(reading, tmp_path)), "release")
     assert (found.level, message in found.advice) == (level, True)
 
 
 def meminfo(tmp_path: Path, available_mib: int) -> list[Finding]:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 8000000 kB\nMemAvailable: {available_mib * 1024} kB\n")
-    return list(check_memory(SysfsFiles(tmp_path), read_machine(tmp_path)))
+    return list(check_machine(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -265,11 +260,10 @@ def test_memory_and_cores_are_those_of_the_control_group(tmp_path: Path) -> None
     (tmp_path / "proc/self/cgroup").write_text("4:memory:/\n3:cpu:/\n")
     (tmp_path / "proc/meminfo").write_text("MemTotal: 24000000 kB\nMemAvailable: 23000000 kB\n")
     (tmp_path / "proc/cpuinfo").write_text("processor : 0\nmodel name : X\n\nprocessor : 1\nmodel name : X\n")
-    files, reading = SysfsFiles(tmp_path), read_machine(tmp_path)
-    memory = named(list(check_memory(files, reading)), "available")
+    memory = named(list(check_machine(tmp_path)), "available")
     assert memory.text.startswith("200 MiB available within the limit of this control group; of the machine, 22460 of ")
     assert memory.level is FindingLevel.WARNING
-    processor = named(list(check_board(files, reading)), "processor")
+    processor = named(list(check_board(SysfsFiles(tmp_path))), "processor")
     assert processor.text == "X, 2 cores, of which this control group may use 0.5"
 
 
@@ -281,7 +275,7 @@ def test_energy_counters_are_opened_to_the_group_of_the_service_or_of_the_user_b
     if has_service:
         monkeypatch.setattr(grp, "getgrnam", lambda name: types.SimpleNamespace(gr_name=name))
     why = "/sys/class/powercap/intel-rapl:1/energy_uj may not be read by this user"
-    found = named(list(check_sensors(MachineReading(0, missing={"rails": why}))), "power")
+    found = named(list(findings_of(MachineReading(0, missing={"rails": why}), Path("/"))), "power")
     line = f"'z /sys/class/powercap/intel-rapl:1/energy_uj 0440 root {'edge' if has_service else own} -'"
     assert f"echo {line} | sudo tee /etc/tmpfiles.d/edge-server-energy.conf && " in found.advice
     # The name that the comment in the packages' own file and the guide have.
@@ -291,15 +285,15 @@ def test_energy_counters_are_opened_to_the_group_of_the_service_or_of_the_user_b
 
 def test_a_machine_without_energy_counters_is_not_told_to_open_them() -> None:
     why = "no RAPL domain is to be found under /sys/class/powercap (yet)"
-    assert not named(list(check_sensors(MachineReading(0, missing={"rails": why}))), "power").advice
+    assert not named(list(findings_of(MachineReading(0, missing={"rails": why}), Path("/"))), "power").advice
 
 
 def test_a_lost_gpu_is_a_failure_and_a_replaced_driver_needs_a_restart() -> None:
     lost = MachineReading(0, gpus=(Gpu("gpu0", name="NVIDIA A2", is_lost=True),))
-    assert "restart the machine" in named(list(check_sensors(lost)), "NVIDIA A2").advice
-    assert not can_serve(list(check_sensors(lost)))
+    assert "restart the machine" in named(list(findings_of(lost, Path("/"))), "NVIDIA A2").advice
+    assert not can_serve(list(findings_of(lost, Path("/"))))
     replaced = MachineReading(0, missing={"nvml": "NVML: Driver/library version mismatch"})
-    found = named(list(check_sensors(replaced)), "nvml")
+    found = named(list(findings_of(replaced, Path("/"))), "nvml")
     assert (found.level, "restart the machine" in found.advice) == (FindingLevel.WARNING, True)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.plugins.governor.sensors.counter_rates import EnergyMeter, EventRate, MovingAverage
-from edge_server.plugins.governor.sensors.sysfs import FIND_AGAIN_S, FoundPaths, MissingReason, SysfsFiles
+from edge_server.telemetry.sysfs import FIND_AGAIN_S, FoundPaths, MissingReason, SysfsFiles
 
 
 def test_a_rate_needs_two_readings_and_a_minute_to_be_sustained() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.plugins.governor.readings import MachineReading, MemoryState
 from edge_server.plugins.governor.sensors.memory import MemorySensor
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.telemetry.sysfs import SysfsFiles
 
 MEMINFO, PRESSURE = "/proc/meminfo", "/proc/pressure/memory"
 

@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.plugins.governor.readings import Gpu, MachineReading, ThrottleReason, TripPoints
 from edge_server.plugins.governor.sensors.non_jetson_sensor import X86Sensor
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.telemetry.sysfs import SysfsFiles
 
 PACKAGE = "/sys/class/powercap/intel-rapl:0"
 RANGE_UJ = 262143328850

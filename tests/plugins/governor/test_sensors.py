@@ -11,7 +11,7 @@ import pytest
 from edge_server.plugins.governor.readings import MachineReading
 from edge_server.plugins.governor.sensors.jetson_sensor import TegraSensor
 from edge_server.plugins.governor.sensors.non_jetson_sensor import X86Sensor
-from edge_server.plugins.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
+from edge_server.telemetry.sysfs import FIND_AGAIN_S, SysfsFiles
 
 JETSONS = ["orin_nano_jp6", "orin_nx_jp5", "agx_orin_jp6", "thor_jp7"]
 BOARDS = [*JETSONS, "x86_box"]

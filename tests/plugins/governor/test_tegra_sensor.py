@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.plugins.governor.readings import MachineReading, TripPoints
 from edge_server.plugins.governor.sensors.jetson_sensor import TegraSensor
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.telemetry.sysfs import SysfsFiles
 
 
 @pytest.mark.parametrize(

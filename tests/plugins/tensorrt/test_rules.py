@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.backends.base import ModelFile
+from edge_server.config import ServerConfig
 from edge_server.core.model_spec import DynamicBatching, InputSpec, InstanceGroup, InstanceKind, ModelSpec, OutputSpec
 from edge_server.core.tensor import DType
 from edge_server.errors import BadModelConfig, LoadError
@@ -19,6 +20,7 @@ from edge_server.plugins.tensorrt.cuda_graphs import padded_size
 from edge_server.plugins.tensorrt.engine_options import engine_order, order_from_json, order_to_json
 from edge_server.plugins.tensorrt.engine_order import Range
 from edge_server.plugins.tensorrt.optimization_profiles import choose_profile, configured_profiles
+from edge_server.plugins.tensorrt.plugin import PLUGIN
 
 SPEC = ModelSpec(
     name="seen",
@@ -53,6 +55,16 @@ def test_a_repeated_name_makes_two_profiles() -> None:
     first, second = configured_profiles(spec)
     assert first["image"] == Range((1, 3, 8, 8), (2, 3, 16, 16), (8, 3, 32, 32))
     assert second["image"] == Range((1, 3, 64, 64), (2, 3, 64, 64), (4, 3, 64, 64))
+
+
+def test_the_inputs_of_a_trial_have_the_shape_for_which_the_engine_is_the_fastest(tmp_path: Path) -> None:
+    # The other input has no bounds, which only a build needs.
+    spec = replace(SPEC, inputs=(*SPEC.inputs, InputSpec("mask", DType.FP32, (-1,))))
+    settings = PLUGIN.trial_engines(ServerConfig())
+    engines = settings.make(spec, ModelFile(tmp_path, tmp_path, 1), tmp_path, lambda phase, percent: None)
+    shapes = ("image:1x3x8x8", "image:2x3x16x16", "image:8x3x32x32")
+    assert settings.shape_parameters[1] == "trt_profile_opt_shapes"
+    assert engines.best_shapes(shapes) == {"image": (2, 3, 16, 16)}
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_picture_has_the_size_that_the_configuration_declares() -> None:
         "image_input": "x0", "image_color": "rgb", "network_image_width": "64", "network_image_height": "32",
     }  # fmt: skip
     model = dataclasses.replace(spec((DType.FP32, (3, -1, -1)), (DType.INT64, (-1,)), rows=4), parameters=parameters)
-    sizes = usual_sizes(model, None)
+    sizes = usual_sizes(model, {})
     assert sizes == {"x0": (3, 32, 64)}
     assert {sample["x0"].shape for sample in edge_samples(model, sizes)} == {(1, 3, 32, 64), (2, 3, 32, 64)}
     (sample,) = random_samples(model, 1, sizes)
@@ -110,7 +110,7 @@ def disagreement(tmp_path: Path) -> Callable[[Path], str]:
 
     def run(file: Path) -> str:
         folder = file.parents[1]
-        environment = TrialEnvironment({}, "", 0.0, tmp_path, lambda runtime: {})
+        environment = TrialEnvironment({}, tmp_path, lambda runtime: {})
         request = TrialRequest(folder.parent, folder.name, 1, "", ("onnxruntime", "openvino"))
         trials = measure_in_background(request, environment, ChildLimits(100, 100, 4 << 30), lambda: None)
         assert not any(trial.reason for trial in trials.values()), trials

@@ -19,7 +19,7 @@ from edge_server.plugins.vision.exporters.ultralytics import read_names, read_pa
 from edge_server.plugins.vision.image_plan import make_image_plan
 from edge_server.plugins.vision.layout_recognition import recognise
 from edge_server.plugins.vision.perception_decoder import make_perception_decoder
-from edge_server.plugins.vision.plugin import Vision
+from edge_server.plugins.vision.plugin import PLUGIN
 from edge_server.plugins.vision.resize import FitMode
 
 METADATA = {"stride": "32", "task": "detect", "names": "{0: 'a', 1: 'b'}", "imgsz": "[320, 640]"}
@@ -148,7 +148,7 @@ def test_a_wrong_parameter_beside_a_recognised_head_is_refused_for_its_value() -
 
 
 def test_other_metadata_do_not_concern_it() -> None:
-    assert Vision().recognisers[0](spec(), {"names": "{0: 'a'}", "task": "detect"}) is None
+    assert PLUGIN.recognisers[0](spec(), {"names": "{0: 'a'}", "task": "detect"}) is None
     assert recognise(spec(), {"stride": "32"}) is None
 
 

@@ -10,7 +10,7 @@ import getpass
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from urllib.parse import quote, urlsplit
 
 from edge_server.cli.options import CommandParser
@@ -24,32 +24,7 @@ USER_VARIABLE, PASSWORD_VARIABLE = "EDGE_CAMERA_USER", "EDGE_CAMERA_PASSWORD"
 
 def run(arguments: Sequence[str]) -> int:
     """Print the cameras. Return 0 if there is one, else 1."""
-    parser = CommandParser(prog="edge-server cameras", description="Commands for network cameras.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    find = commands.add_parser(
-        "find",
-        help="find the ONVIF cameras of the local network",
-        description="Send a WS-Discovery probe to the local network, and print each camera that answers, with the URLs "
-        "of its streams, as a file for --sources-file. User and password are those of the cameras' ONVIF users: "
-        f"{USER_VARIABLE} and {PASSWORD_VARIABLE} in the environment, or --user and a prompt. They are sent as a "
-        "digest. Exits with 0 if a camera was found, else 1.",
-        allow_abbrev=False,
-    )
-    find.add_argument("--seconds", type=float, default=3.0, help="time to wait for answers (default 3, at most 60)")
-    find.add_argument("--user", help=f"ask the cameras as this user (default: {USER_VARIABLE} in the environment)")
-    find.add_argument("--model", default="MODEL", help="model of the printed sources")
-    find.add_argument(
-        "--address",
-        type=_parse_address,
-        action="append",
-        default=[],
-        metavar="URL",
-        help="ask the camera with this address, such as http://192.168.1.20/onvif/device_service, instead of sending a "
-        "probe. Repeatable.",
-    )
-    find.add_argument(
-        "--write-password", action="store_true", help="print the user and the password in the URLs of the streams"
-    )
+    parser, find = _parsers()
     options = parser.parse_args(arguments)
     if not 0 < options.seconds <= 60:
         find.error("--seconds: expected a number above 0, at most 60")
@@ -76,6 +51,37 @@ def run(arguments: Sequence[str]) -> int:
         print("\n".join(describe_camera(camera, login, options, names)), flush=True)
     print(f"{len(found)} camera{'s' if len(found) > 1 else ''}", file=sys.stderr)
     return 0
+
+
+def _parsers() -> tuple[CommandParser, argparse.ArgumentParser]:
+    """Return the parser of `cameras`, and that of `cameras find`."""
+    parser = CommandParser(prog="edge-server cameras", description="Commands for network cameras.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    find = commands.add_parser(
+        "find",
+        help="find the ONVIF cameras of the local network",
+        description="Send a WS-Discovery probe to the local network, and print each camera that answers, with the URLs "
+        "of its streams, as a file for --sources-file. User and password are those of the cameras' ONVIF users: "
+        f"{USER_VARIABLE} and {PASSWORD_VARIABLE} in the environment, or --user and a prompt. They are sent as a "
+        "digest. Exits with 0 if a camera was found, else 1.",
+        allow_abbrev=False,
+    )
+    find.add_argument("--seconds", type=float, default=3.0, help="time to wait for answers (default 3, at most 60)")
+    find.add_argument("--user", help=f"ask the cameras as this user (default: {USER_VARIABLE} in the environment)")
+    find.add_argument("--model", default="MODEL", help="model of the printed sources")
+    find.add_argument(
+        "--address",
+        type=_parse_address,
+        action="append",
+        default=[],
+        metavar="URL",
+        help="ask the camera with this address, such as http://192.168.1.20/onvif/device_service, instead of sending a "
+        "probe. Repeatable.",
+    )
+    find.add_argument(
+        "--write-password", action="store_true", help="print the user and the password in the URLs of the streams"
+    )
+    return parser, find
 
 
 def _failed(reason: str) -> int:
@@ -114,11 +120,7 @@ def describe_camera(
     if not streams:
         return [*lines, "#   it has no stream over RTSP", ""]
     first, *others = streams
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", camera.scope("name") or camera.host).strip("-")[:60] or "camera"
-    name, count = stem, 1
-    while name in names:
-        count += 1
-        name = f"{stem}-{count}"
+    name = _unused_name(camera.scope("name") or camera.host, names)
     names.add(name)
     return [
         *lines,
@@ -129,6 +131,16 @@ def describe_camera(
         f"model = {json.dumps(options.model)}",
         "",
     ]
+
+
+def _unused_name(wanted: str, names: Collection[str]) -> str:
+    """Return a name for a source that is none of `names`, as near to the wanted one as a name can be."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", wanted).strip("-")[:60] or "camera"
+    name, count = stem, 1
+    while name in names:
+        count += 1
+        name = f"{stem}-{count}"
+    return name
 
 
 def _is_at(address: str, host: str) -> bool:

@@ -50,7 +50,7 @@ from edge_server.plugins.cameras.sinks.mqtt_connection import OFFLINE, ONLINE, B
 from edge_server.plugins.cameras.sinks.result_json import best_class, label_counts
 from edge_server.plugins.cameras.sinks.sink_interface import REMOVED, Sink, SinkError, SinkMessage
 from edge_server.plugins.cameras.source_and_sink_settings import SinkEntry
-from edge_server.protocol.frame_messages import Detection, LineCounts, ZoneCounts, ZoneReport
+from edge_server.protocol.frame_messages import Detection, FrameResult, LineCounts, ZoneCounts, ZoneReport
 from edge_server.version import __version__
 
 if TYPE_CHECKING:
@@ -177,25 +177,7 @@ class MqttBroker(Sink):
         if result is not None:
             retained.values[f"{base}/result"] = message.json_text()
         if result is not None and not result.error_code:
-            counts = label_counts(result.detections)
-            label = best_class(result)
-            self._describe_labels(retained, message.source, counts, has_class=bool(label))
-            report = retained.known_part(result.zones)
-            self._describe_counts(retained, message.source, report)
-            for topic in retained.values:
-                if topic.startswith((f"{base}/count/", f"{base}/zone/")):
-                    retained.values[topic] = "0"
-            for counted, count in counts.items():
-                retained.values[f"{base}/count/{_name(counted)}"] = str(count)
-            retained.values |= _zone_values(base, report)
-            if label:
-                retained.values[f"{base}/class"] = label
-            now_s = time.monotonic()
-            if now_s - retained.values_sent_s >= self.refresh_s:
-                # All of them: Home Assistant lets each expire by itself.
-                retained.values_sent_s = now_s
-                for topic in retained.values.keys() - {f"{base}/picture", *(retained.questions or ())}:
-                    self._sent.pop(topic, None)
+            self._set_counts(retained, message.source, result)
         self._synchronize([retained])
         self._retain({f"{self._topic}/status": ONLINE})
         # Last, so that a frame that gives no picture holds up no result.
@@ -204,6 +186,28 @@ class MqttBroker(Sink):
             self._describe(retained, message.source, "image", "picture", f"{base}/picture")
             self._synchronize([retained])
         return True
+
+    def _set_counts(self, retained: _RetainedMessages, source: str, result: FrameResult) -> None:
+        """Set the values of labels, zones and the best class, and have all be sent again when they are due."""
+        base = f"{self._topic}/{_name(source)}"
+        counts, label = label_counts(result.detections), best_class(result)
+        self._describe_labels(retained, source, counts, has_class=bool(label))
+        report = retained.known_part(result.zones)
+        self._describe_counts(retained, source, report)
+        for topic in retained.values:
+            if topic.startswith((f"{base}/count/", f"{base}/zone/")):
+                retained.values[topic] = "0"
+        for counted, count in counts.items():
+            retained.values[f"{base}/count/{_name(counted)}"] = str(count)
+        retained.values |= _zone_values(base, report)
+        if label:
+            retained.values[f"{base}/class"] = label
+        now_s = time.monotonic()
+        if now_s - retained.values_sent_s >= self.refresh_s:
+            # All of them: Home Assistant lets each expire by itself.
+            retained.values_sent_s = now_s
+            for topic in retained.values.keys() - {f"{base}/picture", *(retained.questions or ())}:
+                self._sent.pop(topic, None)
 
     def refresh(self) -> None:
         """Reset what an earlier run left in the broker, and repeat statuses and descriptions when it is time.

@@ -14,7 +14,7 @@ from edge_server.plugins.governor.readings import JUNCTION, CriticalTemperature,
 from edge_server.plugins.governor.sensors.jetson_identity import IdentityReader
 from edge_server.plugins.governor.sensors.memory import MemorySensor
 from edge_server.plugins.governor.sensors.nvml_sensor import NvmlSensor
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.telemetry.sysfs import SysfsFiles
 
 if TYPE_CHECKING:
     from edge_server.plugins.governor.sensors.jetson_sensor import TegraSensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import Clock
-from edge_server.plugins.governor.sensors.sysfs import FoundPaths, SysfsFiles, source_of
+from edge_server.telemetry.sysfs import FoundPaths, SysfsFiles, source_of
 
 _DEVFREQ = "/sys/class/devfreq"
 _CPUFREQ = "/sys/devices/system/cpu/cpufreq"

@@ -14,7 +14,7 @@ from typing import Any
 
 from edge_server.plugins.governor.sensors.clocks import gpu_devfreq
 from edge_server.plugins.governor.sensors.nvml_gpu_readings import GRAPHICS, LOST
-from edge_server.plugins.governor.sensors.sysfs import SysfsFiles
+from edge_server.telemetry.sysfs import SysfsFiles
 
 _NO_PERMISSION = 4
 

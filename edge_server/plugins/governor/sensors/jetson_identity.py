@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import PowerMode
-from edge_server.plugins.governor.sensors.sysfs import FIND_AGAIN_S, SysfsFiles
+from edge_server.telemetry.sysfs import FIND_AGAIN_S, SysfsFiles
 
 _JETPACKS: tuple[tuple[str, str], ...] = (
     ("35.2.1", "5.1"),
@@ -76,8 +76,7 @@ class IdentityReader:
 def read_identity(files: SysfsFiles) -> Identity:
     """Return the identity of the board. Fields that cannot be read are None."""
     board = files.maybe_text("/proc/device-tree/model") or None
-    compatible = (files.maybe_text("/proc/device-tree/compatible") or "").split("\0")
-    soc = next((name.removeprefix("nvidia,") for name in compatible if name.startswith("nvidia,tegra")), None)
+    soc = files.soc()
     if soc is None:
         return Identity(board, None, None, None)
     # For example 36.4.3 for "# R36 (release), REVISION: 4.3, ...".

@@ -24,8 +24,8 @@ from edge_server.plugins.governor.readings import (
 from edge_server.plugins.governor.sensors.clocks import Clocks, gpu_devfreq
 from edge_server.plugins.governor.sensors.counter_rates import EventRate, MovingAverage
 from edge_server.plugins.governor.sensors.jetson_identity import IdentityReader, read_power_mode
-from edge_server.plugins.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
 from edge_server.plugins.governor.sensors.thermal import CoolingDevices, ThermalZones
+from edge_server.telemetry.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
 
 _LOADS = (
     "/sys/devices/platform/gpu.0/load",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from edge_server.plugins.governor.readings import MachineReading, MemoryState
-from edge_server.plugins.governor.sensors.sysfs import MissingReason, SysfsFiles, source_of
+from edge_server.telemetry.sysfs import MissingReason, SysfsFiles, source_of
 
 _MEMINFO = "/proc/meminfo"
 _PRESSURE = "/proc/pressure/memory"

@@ -23,8 +23,8 @@ from edge_server.plugins.governor.readings import (
 )
 from edge_server.plugins.governor.sensors.clocks import Clocks
 from edge_server.plugins.governor.sensors.counter_rates import EnergyMeter, EventRate
-from edge_server.plugins.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
 from edge_server.plugins.governor.sensors.thermal import ThermalZones, implausible_reason
+from edge_server.telemetry.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
 
 _CPUS = "/sys/devices/system/cpu"
 

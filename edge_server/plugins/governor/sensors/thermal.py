@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from edge_server.plugins.governor.readings import JUNCTION, CoolingDevice, TripPoints, Zone
-from edge_server.plugins.governor.sensors.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
+from edge_server.telemetry.sysfs import FoundPaths, Mark, MissingReason, SysfsFiles, source_of
 
 _ZONES = "/sys/class/thermal"
 _SWITCHED_OFF_MC = -200_000

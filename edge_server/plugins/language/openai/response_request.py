@@ -122,14 +122,8 @@ def read_response_request(body: Buffer, find: Callable[[str], StoredResponse | N
     """Return the call of a body. `find` returns a stored response by its id. Raises InvalidRequest."""
     members = parse_object(body)
     check_names({name: value for name, value in members.items() if name not in _NO_EFFECT}, _SUPPORTED)
-    if read_boolean(members, "background"):
-        raise BadMember("background", "'background': expected false: a response is made while its client waits")
+    _check_options(members)
     truncation = members.get("truncation")
-    if truncation not in (None, "disabled", "auto"):
-        raise BadMember("truncation", f"'truncation': expected disabled or auto, got {str(truncation)[:40]}")
-    # Padding against the guessing of texts by their lengths is not added: `include_obfuscation` has no effect.
-    if unknown := read_object(members, "stream_options").keys() - {"include_obfuscation"}:
-        raise BadMember("stream_options", f"'stream_options.{min(unknown)[:40]}' is not supported")
     is_stored = members.get("store") is None or read_boolean(members, "store")
     instructions = read_text(members, "instructions")
     effort, summary = _reasoning(members)
@@ -185,6 +179,18 @@ def read_response_request(body: Buffer, find: Callable[[str], StoredResponse | N
         "user": members.get("user"),
     }
     return ResponseRequest(completion, echo, messages, is_stored, summary is not None, truncation == "auto")
+
+
+def _check_options(members: Mapping[str, Any]) -> None:
+    """Refuse values of options that are not supported."""
+    if read_boolean(members, "background"):
+        raise BadMember("background", "'background': expected false: a response is made while its client waits")
+    truncation = members.get("truncation")
+    if truncation not in (None, "disabled", "auto"):
+        raise BadMember("truncation", f"'truncation': expected disabled or auto, got {str(truncation)[:40]}")
+    # Padding against the guessing of texts by their lengths is not added: `include_obfuscation` has no effect.
+    if unknown := read_object(members, "stream_options").keys() - {"include_obfuscation"}:
+        raise BadMember("stream_options", f"'stream_options.{min(unknown)[:40]}' is not supported")
 
 
 def own_error(error: BadMember) -> BadMember:

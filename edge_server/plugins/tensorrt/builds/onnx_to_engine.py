@@ -155,10 +155,8 @@ def build_engine(
         network = library.make_network(builder)
         parser = trt.OnnxParser(network, library.logger)
         if not parser.parse_from_file(str(order.path)):
-            said = "; ".join(str(parser.get_error(i)) for i in range(min(parser.num_errors, 3)))
-            raise BuildFault(
-                f"{library.name} cannot read the model: {message_line(Exception(said or errors.text()))}", is_final=True
-            )
+            said = "; ".join(str(parser.get_error(i)) for i in range(min(parser.num_errors, 3))) or errors.text()
+            raise BuildFault(f"{library.name} cannot read the model: {message_line(Exception(said))}", is_final=True)
         config = builder.create_builder_config()
         _configure(config, order, environment, library)
         _add_profiles(builder, network, config, order, library)
@@ -176,14 +174,7 @@ def build_engine(
         if serialised is None:
             if is_cancelled():
                 raise BuildCancelled
-            said = errors.text() or "no reason was given"
-            if dla_layers is not None:
-                said += (
-                    "; a build for a DLA needs NVIDIA's DLA compiler (libnvdla_compiler.so), which JetPack 7.2 lacks"
-                )
-            raise BuildFault(
-                f"{library.name} builds no engine: {message_line(Exception(said))}", is_final=not lacks_memory(said)
-            )
+            raise _failed_build(library, errors.text(), is_for_dla=dla_layers is not None)
     if is_cancelled():
         raise BuildCancelled
     plan = memoryview(serialised)
@@ -191,6 +182,15 @@ def build_engine(
     _write_atomically(path, plan)
     took_s = time.monotonic() - start_s
     return BuiltEngine(path, hashlib.sha256(plan).hexdigest(), plan.nbytes, took_s, dla_layers)
+
+
+def _failed_build(library: TensorRTLibrary, said: str, *, is_for_dla: bool) -> BuildFault:
+    """Return the error of a build without a result, with what the library logged."""
+    said = said or "no reason was given"
+    if is_for_dla:
+        said += "; a build for a DLA needs NVIDIA's DLA compiler (libnvdla_compiler.so), which JetPack 7.2 lacks"
+    message = f"{library.name} builds no engine: {message_line(Exception(said))}"
+    return BuildFault(message, is_final=not lacks_memory(said))
 
 
 def lacks_memory(said: str) -> bool:

@@ -81,26 +81,8 @@ def _labels(value: object) -> Iterator[tuple[int, str]]:
 
 def _image(config: Mapping[str, Any]) -> tuple[NetworkSize, dict[str, str]]:
     """Return the size of the picture, and how it becomes the input."""
-    parameters = {"image_color": "bgr" if config.get("do_flip_channel_order") else "rgb", "image_scale": "1"}
-    resample = config.get("resample", 2)
-    if isinstance(resample, bool) or resample not in (0, 2, 3):
-        known = ", ".join(map(str, _INTERPOLATIONS))
-        raise UnfitMetadataError(f"expected resample out of {known}, given {quote(repr(resample))}")
-    parameters["image_interpolation"] = _INTERPOLATIONS[resample]
-    if config.get("rescale_offset"):
-        raise UnfitMetadataError("expected rescale_offset false, given true")
-    if config.get("do_rescale", True):
-        factor = number_text(config.get("rescale_factor", 1 / 255), "rescale_factor")
-        parameters["image_scale"] = "1/255" if factor == repr(1 / 255) else factor
     kind = str(config.get("image_processor_type", config.get("feature_extractor_type", "")))
-    # MobileViT's class alone does not normalise unless that is stated.
-    if config.get("do_normalize", not kind.startswith("MobileViT")):
-        parameters["image_mean"] = numbers_text(config.get("image_mean"), "image_mean")
-        parameters["image_stddev"] = numbers_text(config.get("image_std"), "image_std")
-        if config.get("include_top"):
-            # EfficientNet divides by the deviation twice.
-            parts = parameters["image_stddev"].split(",")
-            parameters["image_stddev"] = ",".join(repr(float(part) ** 2) for part in parts)
+    parameters = _pixel_values(config, kind)
     if kind.startswith("Perceiver"):
         raise UnfitMetadataError(f"{quote(kind)} cuts a picture before it is resized, which is not offered")
     size, crop, is_cut = config.get("size"), config.get("crop_size"), bool(config.get("do_center_crop"))
@@ -140,6 +122,30 @@ def _image(config: Mapping[str, Any]) -> tuple[NetworkSize, dict[str, str]]:
         parameters |= {"image_fit": "letterbox", "image_pad_value": "124,116,104"}
         shape = {"height": shape.get("shortest_edge"), "width": shape.get("shortest_edge")}
     return NetworkSize(_side(shape.get("width"), "width"), _side(shape.get("height"), "height")), parameters
+
+
+def _pixel_values(config: Mapping[str, Any], kind: str) -> dict[str, str]:
+    """Return how pixels become values, and how they are interpolated. `kind` is the class of the processor."""
+    parameters = {"image_color": "bgr" if config.get("do_flip_channel_order") else "rgb", "image_scale": "1"}
+    resample = config.get("resample", 2)
+    if isinstance(resample, bool) or resample not in (0, 2, 3):
+        known = ", ".join(map(str, _INTERPOLATIONS))
+        raise UnfitMetadataError(f"expected resample out of {known}, given {quote(repr(resample))}")
+    parameters["image_interpolation"] = _INTERPOLATIONS[resample]
+    if config.get("rescale_offset"):
+        raise UnfitMetadataError("expected rescale_offset false, given true")
+    if config.get("do_rescale", True):
+        factor = number_text(config.get("rescale_factor", 1 / 255), "rescale_factor")
+        parameters["image_scale"] = "1/255" if factor == repr(1 / 255) else factor
+    # MobileViT's class alone does not normalise unless that is stated.
+    if config.get("do_normalize", not kind.startswith("MobileViT")):
+        parameters["image_mean"] = numbers_text(config.get("image_mean"), "image_mean")
+        parameters["image_stddev"] = numbers_text(config.get("image_std"), "image_std")
+        if config.get("include_top"):
+            # EfficientNet divides by the deviation twice.
+            parts = parameters["image_stddev"].split(",")
+            parameters["image_stddev"] = ",".join(repr(float(part) ** 2) for part in parts)
+    return parameters
 
 
 def _shape(side: object, keeps_shape: bool) -> dict[str, object]:

@@ -97,6 +97,11 @@ class SysfsFiles:
         except OSError:
             return
 
+    def soc(self) -> str | None:
+        """Return the chip of a Jetson as its device tree names it, as tegra234 for Orin; None on another machine."""
+        compatible = (self.maybe_text("/proc/device-tree/compatible") or "").split("\0")
+        return next((name.removeprefix("nvidia,") for name in compatible if name.startswith("nvidia,tegra")), None)
+
     def hwmons(self) -> Iterator[tuple[str, str]]:
         """Yield (name, folder) of each hwmon device. Their numbers change with each boot; their names do not."""
         for entry in self.names("/sys/class/hwmon", r"hwmon\d+"):

@@ -1,4 +1,4 @@
-"""Supply of TensorRT engines for trials: takes an engine from the server's cache, or builds it in a child process.
+"""TensorRT engines for trials: takes an engine from the server's cache, or builds it in a child process.
 
 The engine of the chosen candidate is put into the cache, so that the next server start finds it.
 """
@@ -6,12 +6,13 @@ The engine of the chosen candidate is put into the cache, so that the next serve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from edge_server.backends.cuda import cuda_driver
+from edge_server.backends.trial_engines import BuiltNotRun, TrialEngines, TrialEngineSettings
 from edge_server.core.metric_family import MetricSource
 from edge_server.core.model_spec import ModelFile, ModelSpec
 from edge_server.core.request_response import Request, ResponseSink
@@ -24,13 +25,11 @@ from edge_server.plugins.tensorrt.engine_options import engine_order
 from edge_server.plugins.tensorrt.engine_order import EngineFile, EngineOrder
 from edge_server.plugins.tensorrt.engine_source import EngineSource
 from edge_server.plugins.tensorrt.library_adapter import load_library
+from edge_server.plugins.tensorrt.optimization_profiles import configured_profiles
+from edge_server.plugins.tensorrt.settings import SHAPE_PARAMETERS
 
 _LOCK_POLL_S = 0.5
 """Interval between attempts to lock an engine that another process builds."""
-
-
-class BuiltNotRun(Exception):
-    """The engine was built but cannot run on this machine. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +41,35 @@ class _BuiltEngine:
     facts: Mapping[str, object]
 
 
-class CandidateEngines:
-    """Provides the engine of one version to its backend."""
+class CachedTrialEngines(TrialEngines):
+    """Takes an engine from the server's cache, or builds it."""
 
     def __init__(
-        self, spec: ModelSpec, file: ModelFile, job: Mapping[str, Any], progress: Callable[[str, float], None]
+        self,
+        spec: ModelSpec,
+        file: ModelFile,
+        settings: TrialEngineSettings,
+        scratch: Path,
+        progress: Callable[[str, float], None],
     ) -> None:
         self._spec = spec
         self._file = file
         self._progress = progress
-        self._scratch = Path(job["scratch"])
-        self._cache_dir = Path(job["engine_cache"])
-        self._timeout_s = float(job["build_timeout_s"])
-        self._parent: int = job["parent"]
+        self._scratch = scratch
+        self._cache_dir = Path(settings.cache_dir)
+        self._timeout_s = settings.build_timeout_s
         self._built: _BuiltEngine | None = None
         self._build_lock: BuildLock | None = None
 
-    def engine_source(self, device_id: int | None, settings: Mapping[str, str]) -> _EngineServer:
-        """Find or build the engine, and return the source from which the backend reads it.
+    def best_shapes(self, shapes: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
+        parameters = {**self._spec.parameters, **dict(zip(SHAPE_PARAMETERS, shapes, strict=True))}
+        stated = {part.rpartition(":")[0].strip() for part in shapes[1].split(",")}
+        # Check only the inputs that the profiles name; others are not restricted.
+        named = tuple(item for item in self._spec.inputs if item.name in stated)
+        profile = configured_profiles(replace(self._spec, parameters=parameters, inputs=named))[0]
+        return {name: item.best for name, item in profile.items()}
 
-        Raises LoadError, and BuiltNotRun if there is no GPU to run it.
-        """
+    def server(self, device_id: int | None, settings: Mapping[str, str]) -> _EngineServer:
         library = load_library(self._spec.backend)
         order = engine_order(self._spec, self._file, device_id or 0, library.name, library.version, settings)
         missing = cuda_driver.unavailable_reason()
@@ -75,16 +82,11 @@ class CandidateEngines:
             raise LoadError(f"model '{order.model}': {error}") from error
 
     def release_build_lock(self) -> None:
-        """Release the build lock after the backend has read the engine, or failed to. A server may now move it."""
         lock, self._build_lock = self._build_lock, None
         if lock is not None:
             lock.release()
 
     def keep_engine(self, difference: float, reference: str) -> bool:
-        """Commit the engine to the server's cache. Return False if it is there already or was not built here.
-
-        Raises LoadError.
-        """
         if self._built is None:
             return False
         built, self._built = self._built, None
