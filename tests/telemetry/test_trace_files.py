@@ -65,7 +65,7 @@ def heads(path: Path) -> list[dict[str, Any]]:
     return [record for record in read(path) if "model_name" in record]
 
 
-def test_a_trace_has_tritons_records_in_the_order_of_time(tmp_path: Path) -> None:
+def test_a_trace_has_tritons_records_in_the_order_of_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "t.json"
     traces = traces_to(path)
     run(traces, request_id='a"b\n')
@@ -77,6 +77,7 @@ def test_a_trace_has_tritons_records_in_the_order_of_time(tmp_path: Path) -> Non
     )  # fmt: skip
     stamps = [stamp["ns"] for record in read(path) for stamp in record.get("timestamps", ())]
     assert stamps == sorted(stamps)
+    assert caplog.messages == [], "nothing was omitted"
 
 
 def test_children_name_their_parent_and_the_whole_waits_for_all(tmp_path: Path) -> None:

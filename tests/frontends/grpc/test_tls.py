@@ -139,6 +139,11 @@ def missing(files: Pair, make_pair: Callable[..., Pair]) -> str:
     return "server key '.*server.key' for gRPC cannot be read: .*No such file"
 
 
+def missing_certificate(files: Pair, make_pair: Callable[..., Pair]) -> str:
+    files.cert.unlink()
+    return "server certificate '.*server.crt' for gRPC cannot be read: .*No such file"
+
+
 def encrypted(files: Pair, make_pair: Callable[..., Pair]) -> str:
     made = ["openssl", "pkcs8", "-topk8", "-passout", "pass:word", "-in", make_pair("first").key, "-out", files.key]
     subprocess.run(made, check=True, capture_output=True)
@@ -151,7 +156,7 @@ def foreign_curve(files: Pair, make_pair: Callable[..., Pair]) -> str:
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("spoil", [mixed, cut_off, empty, missing, encrypted, foreign_curve])
+@pytest.mark.parametrize("spoil", [mixed, cut_off, empty, missing, missing_certificate, encrypted, foreign_curve])
 def test_files_that_cannot_be_used_are_named_and_the_old_ones_stay(
     open_front_end: Any, files: Pair, make_pair: Callable[..., Pair], spoil: Callable[..., str], transport: str
 ) -> None:

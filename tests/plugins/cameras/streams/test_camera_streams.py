@@ -13,9 +13,19 @@ import pytest
 from edge_server.errors import Draining, InvalidRequest, NotReady, Superseded, Throttled, UnknownModel, Unsupported
 from edge_server.plugins.cameras.reports import streams_as_json
 from edge_server.plugins.cameras.streams import model_workers
+from edge_server.plugins.cameras.streams.camera_stream import FrameInFlight
 from edge_server.plugins.cameras.streams.frame_pipeline import FramePipeline
 from edge_server.plugins.cameras.streams.stream_registry import MAX_REMEMBERED
-from edge_server.protocol.frame_messages import Delivery, DropReason, FrameDropped, RegionSlice, Returns, StreamRequest
+from edge_server.protocol.frame_messages import (
+    Delivery,
+    DropReason,
+    FrameDropped,
+    FrameHeader,
+    FrameTimes,
+    RegionSlice,
+    Returns,
+    StreamRequest,
+)
 from edge_server.service import Handle
 
 
@@ -32,6 +42,15 @@ def test_every_frame_is_answered_in_order_with_its_own_result(served, tools):
     assert [result.header.seq for result in results] == [*range(1, 60)]
     assert results[-1].counts.received == results[-1].counts.answered == 59
     assert {result.error for result in results} == {""}
+
+
+def test_a_skipped_stage_has_the_time_of_the_one_before():
+    frame = FrameInFlight(None, FrameHeader(1), None, 1_000_000, 5)
+    assert frame.times(9_000_000) == FrameTimes(5, 0, 0, 0, 8000)
+    frame.taken_ns, frame.queued_ns = 2_000_000, 3_000_000
+    assert frame.times(9_000_000) == FrameTimes(5, 1000, 2000, 2000, 8000)
+    frame.started_ns = 4_000_000
+    assert frame.times(9_000_000) == FrameTimes(5, 1000, 2000, 3000, 8000)
 
 
 def test_the_log_states_the_delivery_policy_in_words(served, tools, caplog):

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.plugins.remote.pull.archive import MAX_FILES
+from edge_server.plugins.remote.pull.archive import MAX_FILES, PullFailed, UnpackLimits, unpack
 from tests.kit import site as kit_site
 from tests.kit.site import Handler
 from tests.plugins.remote.pull.archives import CONFIG, MODEL, Edge, tar
@@ -116,6 +116,10 @@ def sparse(map_bytes: int) -> bytes:
     header[148:156] = b"%06o\0 " % sum(header)
     block = (b"00000000001\0" * 42 + b"\1").ljust(512, b"\0")
     return gzip.compress(bytes(header) + block * (map_bytes // 512), mtime=0)
+
+
+# A file of one block, and behind it the long map.
+AFTER_A_FILE = tar({"1/first": b"x"}, "w")[:1024] + gzip.decompress(sparse(3_000_000))
 
 
 def sparse_by_extended_header(map_bytes: int) -> bytes:
@@ -277,6 +281,7 @@ def huge_header() -> bytes:
         ("m.tar", tar({**MODEL, "config.pbtxt": b"bakend: 'x'"}, "w"), "bakend"),
         ("m.tar", tar({}, "w"), "holds no model that can be served"),
         ("m.tar.gz", sparse(3_000_000), "more than 2097152 bytes of headers before it"),
+        ("m.tar", AFTER_A_FILE, "more than 2097152 bytes of headers before it"),
         ("m.tar", gzip.decompress(sparse(512))[:1024], "is not a complete .tar archive"),
         ("m.tar.gz", sparse_by_extended_header(3_000_000), "more than 2097152 bytes of headers before it"),
         ("m.tar.gz", lzma.compress(tar(MODEL, "w")), "is not a complete .tar.gz archive"),
@@ -295,6 +300,12 @@ def test_an_unsafe_or_unreadable_model_is_refused_and_leaves_nothing(
     assert len(done.stderr.splitlines()) == 1
     assert os.listdir(models) == []
     assert os.listdir(models.parent) == ["models"]
+
+
+def test_headers_behind_a_file_that_is_skipped_are_limited_too(tmp_path: Path) -> None:
+    (tmp_path / "layer.tar").write_bytes(AFTER_A_FILE)
+    with pytest.raises(PullFailed, match="more than 2097152 bytes of headers before it"):
+        unpack(tmp_path / "layer.tar", tmp_path, ".tar", UnpackLimits(1 << 30, tmp_path), below="models")
 
 
 def test_an_archive_with_too_many_files_is_refused(
