@@ -461,7 +461,7 @@ def test_no_import_circle() -> None:
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "serving": (("timer",), ("execution",), ("sequence", "cache"), ("ensemble",), ("lifecycle",)),
     "frontends": (("error_status", "access_control", "listen_error", "memory_budget", "loop_dispatch",
-                   "connection_limit", "bound_sockets", "plugin_listener", "reading_threads", "decode_cache",
+                   "connection_limit", "bound_sockets", "plugin_listener", "reading_thread_count", "decode_cache",
                    "json_number_arrays"),
                   ("json_text",), ("auth_tokens", "v2", "http2"), ("http", "grpc")),
     "plugins.language": (("engines",), ("grammar",), ("text", "embeddings"), ("openai",), ("anthropic", "ollama"),

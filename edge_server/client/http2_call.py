@@ -1,5 +1,5 @@
-"""Client side of a bidirectional gRPC call on an HTTP/2 connection of its own: sends camera frames uncopied, except by
-TLS, with at most one thread more.
+"""Client side of one bidirectional gRPC call, without grpcio, on an HTTP/2 connection of its own: sends camera frames
+without copying them (TLS copies once), and starts at most one thread.
 
 The threads that offer frames write to the socket, and the thread that takes results reads from it. grpcio copies each
 frame twice and passes it through several threads, which costs more than the frame itself; it stays for what this module

@@ -29,8 +29,8 @@ from edge_server.repository.choice.first_opening import FirstOpenings
 from edge_server.repository.choice.opening_journal import OpeningJournal
 from edge_server.repository.choice.runtime_times import RuntimeTimes
 from edge_server.repository.desired_state import RepositorySource
-from edge_server.repository.disk.content_digests import ContentDigests
 from edge_server.repository.disk.scan import Scanner
+from edge_server.repository.disk.served_version_digests import ContentDigests
 from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.repository.trust.verify_version import trust_policy
 from edge_server.repository.version_pins import VersionPins

@@ -1,5 +1,5 @@
-"""Class `Server`, which runs the inference server inside a Python program, with the names of NVIDIA's package
-`tritonserver`.
+"""Class `Server`: the inference server inside a Python program, whose classes and methods are named as those of
+NVIDIA's Python package `tritonserver`.
 
     with edge_server.Server(model_repository="models") as server:
         answer = server.infer("my_model", {"INPUT0": array}, deadline_ms=50)

@@ -37,7 +37,7 @@ from edge_server.frontends.certificate_expiry import read_expiry
 from edge_server.frontends.connection_limit import ConnectionLimit, raise_file_limit
 from edge_server.frontends.grpc.call import MAX_MESSAGE_BYTES
 from edge_server.frontends.memory_budget import MemoryBudget, budget_bytes
-from edge_server.frontends.reading_threads import reading_thread_count
+from edge_server.frontends.reading_thread_count import reading_thread_count
 from edge_server.memory.available_memory import limit_warning
 from edge_server.memory.malloc_settings import keep_big_blocks
 from edge_server.plugin import Plugin

@@ -1,5 +1,5 @@
-"""Status reports on frame streams, cameras of the server, receivers of results and questions: data classes, their JSON,
-and the tables of `edge-server status`."""
+"""Status reports of the plugin `cameras`: its frame streams, the cameras that the server opens, its sinks, and the
+questions that models are asked about pictures. Data classes, their JSON, and the tables of `edge-server status`."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def read_files(path: str, content: bytes) -> dict[str, str]:
 
 
 def version_digests(files: Mapping[str, str]) -> dict[int, str]:
-    """Return version -> its digest as the repository index has it (`repository/disk/content_digests.py`)."""
+    """Return version -> its digest as the repository index has it (`repository/disk/served_version_digests.py`)."""
     listed = {name: digest for name, digest in files.items() if PurePosixPath(name).name not in _NOT_IN_DIGEST}
     tops = {name: parse_version(name.partition("/")[0]) if "/" in name else None for name in listed}
     found = {}

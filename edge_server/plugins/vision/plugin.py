@@ -1,5 +1,5 @@
-"""Entry module of the plugin `vision`: image files as request bodies, the route for the results of an image,
-recognition of layouts, checks of image models at load."""
+"""Entry module of the plugin `vision`: image files as bodies of inference requests, the HTTP route that returns what a
+model finds in an image, recognition of the layout of a model's outputs, checks of image models at load."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from hyperframe.frame import DataFrame, GoAwayFrame
 
 from edge_server import cgroup_limits
-from edge_server.frontends.reading_threads import reading_thread_count
+from edge_server.frontends.reading_thread_count import reading_thread_count
 
 Serve = Callable[..., Any]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.repository.disk.content_digests import CACHE_NAME, ContentDigests
 from edge_server.repository.disk.scan import Scanner
+from edge_server.repository.disk.served_version_digests import CACHE_NAME, ContentDigests
 from tests.kit.eventually import eventually
 
 

@@ -1,5 +1,5 @@
-"""Parser of reasoning: splits the text of an answer into what stands between two tags at its beginning, and the
-content, while the text arrives.
+"""Streaming parser of reasoning: splits an answer, while its text arrives, into the reasoning between two tags at its
+beginning (such as `<think>` and `</think>`) and the content after them.
 
 The tags `<think>` and `</think>` are those of DeepSeek R1, Qwen3, GLM and the models trained like them, the others
 those of Gemma 4. Some chat templates end with the first tag: then the answer begins with reasoning, and without the

@@ -1,5 +1,5 @@
-"""Window of a recording's frames that are read and not written yet: hands them to the streams of their topics, and
-takes the results back in the order of the recording."""
+"""Window of a recording's frames between reading and writing: hands each frame to the stream of its topic, and takes
+the results back, at rate 0 in the order of the recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Number of threads that read the connections of a listener: one with an interpreter lock, several without."""
+"""Number of threads that read the connections of a listener: one with Python's global interpreter lock (GIL), several
+without."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Computation of SHA-256 digests of the files of each served version: with them operators compare what several servers
-serve.
+"""Digests of the files of served versions, by which operators compare servers, and a scan tells a touched file from a
+changed one.
 
 The digest of a version is the SHA-256 of the lines that sha256sum(1) prints for its files, sorted by path: all files of
 the version's folder, and the model's files outside its versions. Left out are hidden files and the lists of
