@@ -165,7 +165,8 @@ def board(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         command = [sys.executable, "-m", "edge_server", "doctor", f"--collect={archive}"]
         subprocess.run(command, timeout=300, check=True)
     with tarfile.open(archive) as file:
-        file.extractall(folder / "root", filter="data")
+        file.extraction_filter = getattr(tarfile, "data_filter", None)  # not in every patch release of 3.10 and 3.11
+        file.extractall(folder / "root")
     return folder / "root"
 
 

@@ -122,7 +122,7 @@ def earlier_program(tmp_path: Path) -> Path:
     if done.returncode:
         pytest.skip(f"the history has no commit {COMMIT}: {done.stderr.strip()}")
     with tarfile.open(archive) as opened:
-        opened.extractall(folder, filter="data")
+        opened.extractall(folder)
     found = subprocess.run(
         [sys.executable, "-c", "import edge_server; print(edge_server.__file__)"], cwd="/",
         env=clean_environment({"PYTHONPATH": str(folder)}), capture_output=True, text=True, check=True,

@@ -54,7 +54,8 @@ def read(archive: Path) -> dict[str, str]:
 
 def unpack(archive: Path, folder: Path) -> Path:
     with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
+        file.extraction_filter = getattr(tarfile, "data_filter", None)  # not in every patch release of 3.10 and 3.11
+        file.extractall(folder)
     return folder
 
 
