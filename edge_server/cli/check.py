@@ -83,8 +83,6 @@ def _report(core: ServerParts, *, is_verbose: bool) -> int:
     rows, notes = [], []
     warnings: list[str] = []
     for version in core.service.router.all_ready():
-        if version.spec.recognised is not None:
-            notes.append(reason_line(version.name, str(version.version), version.spec.recognised.note))
         try:
             infer_ms = f"{version.probe(partial(_collect_warnings, core, version, warnings)) * 1000:.1f}"
         except NotWarmedUp as error:
@@ -94,7 +92,10 @@ def _report(core: ServerParts, *, is_verbose: bool) -> int:
         except EdgeServerError as error:
             infer_ms = "failed"
             reasons.append(reason_line(version.name, str(version.version), str(error)))
-        warnings += [reason_line(version.name, str(version.version), text) for text in version.report().warnings]
+        report = version.report()
+        unusual = [note for note in report.notes if note not in report.routine_notes]
+        notes += [reason_line(version.name, str(version.version), note) for note in unusual]
+        warnings += [reason_line(version.name, str(version.version), text) for text in report.warnings]
         rows.append(_row(core, version, infer_ms))
     if rows:
         optional = ("OUTPUTS", "INPUTS", "MEMORY MB", "PRECISION")

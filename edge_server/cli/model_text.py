@@ -12,11 +12,10 @@ def format_memory(byte_count: int) -> str:
 
 
 def reason_line(name: str, version: str, reason: str) -> str:
-    """Return "model version 2: reason". If the reason begins with the model's name, the name is not repeated."""
+    """Return "model version 2: reason". A name and version at the beginning of the reason are not repeated."""
     title = f"{name} version {version}" if version else name
-    text = (
-        reason.removeprefix(f"model '{name}': ").removeprefix(f"model '{name}' ").removeprefix(f"version {version}: ")
-    )
+    text = reason.removeprefix(f"model '{name}': ").removeprefix(f"model '{name}' ")
+    text = text.removeprefix(f"version {version}: ").removeprefix(f"version {version}, ")
     return clean(f"{title}: {text}")  # a reason may quote a damaged file
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from edge_server.cli.model_text import reason_line
 from tests.kit.model_folder import model_folder
 from tests.kit.server import serve
 
@@ -102,6 +105,24 @@ def test_check_says_in_one_line_what_to_copy_where_and_v_lists_the_names_of_file
     assert first.startswith(f"FAILED empty version 1: copy the model's file into '{repository}/empty/1' as model.onnx ")
     assert second.startswith(f"FAILED stated version 1: copy the model's file to '{repository}/stated/1/model.onnx': ")
     assert edge("check", str(repository), "-v").stderr.startswith(done.stderr + "Names of model files: model.gguf, ")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
+def test_check_says_that_another_runtime_than_the_stated_one_serves(edge: Edge, repository: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    folder = add(repository, "net", 'backend: "tensorrt"')
+    shutil.copy(Path(__file__).parents[2] / "model_repository/efficientnet_lite0/1/model.onnx", folder / "1")
+    done = edge("check", str(repository))
+    assert done.returncode == 0, done.stderr
+    assert "NOTE net version 1: backend 'tensorrt' was skipped for 'onnxruntime': runtime tensorrt " in done.stderr
+    (folder / "config.pbtxt").write_text("")
+    assert edge("check", str(repository)).stderr == "", "the runtime of the usual order is no note"
+
+
+def test_a_reason_does_not_repeat_the_version() -> None:
+    assert reason_line("net", "1", "model 'net' version 1, file 'model.onnx': damaged") == (
+        "net version 1: file 'model.onnx': damaged"
+    )
 
 
 def test_check_passes_a_servable_model_that_random_inputs_do_not_suit(edge: Edge, repository: Path) -> None:

@@ -151,7 +151,7 @@ def test_the_first_sentence_of_a_page_states_the_minutes_that_reading_takes() ->
 IN_OWN_WORDS = (
     "The service ends with code", "429 and 503", "context_length_exceeded", "401, 403", "A client on another",
     "ModuleNotFoundError", "Connection refused", "A camera says", "The result is", "has no field named",
-    "there is no SHA256SUMS", "A model loads",
+    "there is no SHA256SUMS", "A model loads", "Other messages",
 )  # fmt: skip
 """Beginnings of headings in troubleshooting.md that are no text of the server's own code."""
 

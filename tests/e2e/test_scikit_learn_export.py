@@ -20,7 +20,7 @@ FORESTS = ("boosted", "light")
 
 
 def blocks_of(page: str, title: str) -> list[str]:
-    section = (DOCS / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    section = re.split("\n#+ ", (DOCS / page).read_text().partition(f"# {title}\n")[2])[0]
     return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
 
 
@@ -92,6 +92,28 @@ def test_the_joblib_file_of_the_page_serves_names_and_refuses_impossible_rows(tm
         refusal = run(tmp_path, "bash", "-c", request.strip().replace("0.2", "-0.2") + " -w %{http_code}")
     assert answer["outputs"][0]["data"] == ["setosa", "virginica"]
     assert refusal == '{"error":"rows: expected lengths above 0 cm"}400'
+
+
+@pytest.mark.full
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("pandas", "skl2onnx", "sklearn")),
+    reason="needs pandas, skl2onnx and scikit-learn, of the extra test-all",
+)
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
+@pytest.mark.parametrize(("is_decoded", "expected"), [(True, 0.69212), (False, 0.545)])
+def test_the_pandas_pipeline_from_joblib_answers_right_only_if_its_texts_are_decoded(
+    tmp_path: Path, is_decoded: bool, expected: float
+) -> None:
+    training = blocks_of("tables.md", "A pandas pipeline")[0]
+    dump, model, config, request = blocks_of("python-models.md", "A pandas pipeline from joblib")
+    (decoding,) = re.findall(".*decode.*\n", model)
+    run(tmp_path, sys.executable, "-c", training + dump)
+    folder = tmp_path / "model_repository/shoppers"
+    (folder / "1/model.py").write_text(model if is_decoded else model.replace(decoding, ""))
+    (folder / "config.pbtxt").write_text(config)
+    with serve(tmp_path / "model_repository") as server:
+        answer = json.loads(run(tmp_path, "bash", "-c", request.replace("127.0.0.1:8000", server.http)))
+    assert answer["probability"] == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.full

@@ -287,12 +287,13 @@ def print_next_steps(added: Sequence[AddedModel]) -> None:
     spec = tried.spec
     print(f"\nServe it:\n  edge-server serve --model-repository={shlex.quote(str(folder.parent))}")
     name = shlex.quote(spec.name)
+    picture_request = f"curl --data-binary @picture.jpg {_URL}/edge/v1/models/{name}/perception"
     if chosen is not None and chosen.match.layout == READER:
         detectors = [str(folder.parent / name / "config.pbtxt") for name in find_unread_detectors(folder.parent)]
         print(f"Name it in {' or '.join(detectors[:MAX_SEEN]) or 'the config.pbtxt of a text detector'}:")
         print(f"  {parameter_line('detection_text_model', spec.name)}")
     elif chosen is not None:
-        print(f"Ask it:\n  curl --data-binary @picture.jpg {_URL}/edge/v1/models/{name}/perception")
+        print(f"Ask it:\n  {picture_request}")
         if chosen.match.task == "text" and not tried.is_pair:
             is_known = len(tried.recognisers) == 1
             recogniser = tried.recognisers[0] if is_known else "NAME"
@@ -303,6 +304,8 @@ def print_next_steps(added: Sequence[AddedModel]) -> None:
         print(_stream_model_command(spec, name))
     elif tried.recognised is not None and POLICY in tried.recognised.parameters:
         print("for a robot, by --policy-openpi or --policy-groot=HOST:PORT (docs/robots.md)")
+    elif any(reading.is_shown for reading in tried.readings):
+        print(f"Decide what it is, then ask it:\n  {picture_request}")
     else:
         print(f"Ask it:\n  {_curl(spec, f'{_URL}/v2/models/{name}/infer')}")
 

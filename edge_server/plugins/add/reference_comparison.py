@@ -159,14 +159,18 @@ class ScoreComparison:
         """Return the layout of `usual` with the preprocessing that gives the reference's numbers."""
         best = self.attempts[0].parameters
         others = {name: text for name, text in usual.match.parameters.items() if "image_" not in name}
-        evidence = f"with this preprocessing its outputs are those of {self.reference.file_name}"
+        stated = ", ".join(f"{key} {text}" for key, text in best.items())
+        evidence = f"with {stated} its outputs are those of {self.reference.file_name}"
         parameters = {**others, **best}
         tried = next((reading for reading in readings if dict(reading.match.parameters) == parameters), None)
         match = usual.match._replace(parameters=parameters, is_certain=True, evidence=evidence, doubts=())
         return Reading(match, True, TrialFinding() if tried is None else tried.finding)
 
     def rows(self, ours: Attempt, labels: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the reference's greatest numbers beside ours; of outputs of many rows those that differ most."""
+        """Return the reference's greatest numbers beside ours; of outputs of many rows those that differ most.
+
+        Only the numbers of a classifier's output, one for each label, get the labels.
+        """
         found = []
         for name, expected in self.reference.outputs.items():
             is_classes = ours.outputs[name].ndim < 2
@@ -174,7 +178,7 @@ class ScoreComparison:
             order = np.argsort(-expected if is_classes else -np.abs(expected - given), kind="stable")[:_SHOWN].tolist()
             best = int(given.argmax())
             for index in (*order, *([best] if is_classes and best not in order else [])):
-                label = labels[index] if index < len(labels) else ""
+                label = labels[index] if is_classes and given.size == len(labels) else ""
                 title = " ".join(filter(None, (name, str(index), label)))
                 found.append((title, f"{expected[index]:.4g}", f"{given[index]:.4g}"))
         return found

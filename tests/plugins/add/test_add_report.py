@@ -165,6 +165,7 @@ def test_what_is_not_decided_is_written_as_comments(folder: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "kind    not certain" in said
     assert "Not decided: config.pbtxt has them as comments" in said
+    assert "\nDecide what it is, then ask it:\n  curl --data-binary @picture.jpg http://127.0.0.1:8000/edge/" in said
     assert "delete the folder 'model_repository/bare', then add the model again with --picture=FILE" in " ".join(
         said.split()
     )

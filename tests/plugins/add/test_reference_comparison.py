@@ -95,6 +95,9 @@ def test_each_usual_mistake_is_named_by_the_parameters_that_give_the_references_
     assert ours is not None
     assert compared.find_problem(ours, LABELS) == ""
     assert chosen.match.parameters["class_output"] == "scores"
+    stated = ", ".join(f"{key} {text}" for key, text in ours.parameters.items())
+    assert chosen.match.evidence == f"with {stated} its outputs are those of s.json"
+    assert "image_color" in stated
 
 
 def test_equal_numbers_agree_and_shifted_labels_and_classes_are_named() -> None:
@@ -128,6 +131,8 @@ def test_scores_of_a_detector_count_beside_boxes_that_are_much_greater() -> None
     compared.evaluate([{"boxes": given} for _ in compared.samples])
     assert compared.attempts[0].difference == pytest.approx(0.3)
     assert not compared.attempts[0].fits
+    titles = [title for title, _, _ in compared.rows(compared.attempts[0], [f"name {index}" for index in range(54)])]
+    assert (titles[0], any("name" in title for title in titles)) == ("39", False)
 
 
 @pytest.mark.parametrize(
