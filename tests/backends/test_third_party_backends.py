@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,13 @@ def test_a_package_adds_a_backend_by_an_entry_point(tmp_path: Path, job: Callabl
     path.write_text("{}")
     with pytest.raises(LoadError, match="model 'camera'"):
         backend.inspect(file, {})
+
+
+def test_the_page_shows_the_example_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs/plugins.md").read_text().partition("## A runtime for models")[2]
+    classes, entry = re.findall(r"^```\w*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[:2]
+    assert (EXAMPLE / "thermal_runtime/serving.py").read_text().endswith(classes)
+    assert entry in (EXAMPLE / "pyproject.toml").read_text()
 
 
 @pytest.mark.usefixtures("_installed")

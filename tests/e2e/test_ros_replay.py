@@ -189,11 +189,20 @@ def test_the_blocks_of_the_document_label_a_drive_and_print_the_labels(
 ) -> None:
     section = (Path(__file__).parents[2] / "docs/ros.md").read_text().partition("## A recorded drive")[2]
     pattern = r"run by tests/e2e/test_ros_replay.py -->\n```(?:sh|python)\n(.*?)```"
-    command, program = re.findall(pattern, section, re.DOTALL)
+    command, drive, program = re.findall(pattern, section, re.DOTALL)
     words = shlex.split(command)
     assert words[0] == "edge-server"
-    run(COMMAND, *words[1:], f"--url={server.grpc}", cwd=recording.parents[1])
-    lines = run(sys.executable, "-c", program, cwd=recording.parents[1]).splitlines()
+
+    def label(folder: Path) -> list[str]:
+        run(COMMAND, *words[1:], f"--url={server.grpc}", cwd=folder)
+        return run(sys.executable, "-c", program, cwd=folder).splitlines()
+
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    (clone / "edge_server").symlink_to(Path(__file__).parents[2] / "edge_server")
+    run(sys.executable, "-c", drive, cwd=clone)
+    assert [line.split()[2] for line in label(clone)] == ["face"] * 30
+    lines = label(recording.parents[1])
     faces = [line.split() for line in lines if line.startswith("/edge_server/front/image_raw/detections ")]
     assert [int(face[1]) for face in faces] == [START_NS + number * STEP_NS for number in range(1, COUNT + 1)]
     assert {face[2] for face in faces} == {"face"}
