@@ -69,9 +69,9 @@ class Release(NamedTuple):
     not_before_s: float = 0.0
     """Seconds since the epoch."""
     max_latency_ms: float | None = None
-    """Largest median time of a run with the sample."""
+    """Largest time of a run with the sample: of the medians of some rounds the least."""
     max_slowdown: float | None = None
-    """Largest ratio of that median to the serving version's, measured in turns."""
+    """Largest ratio of that time to the serving version's, measured in turns."""
     tolerance: float | None = None
     """Largest difference of an output, relative to the largest magnitude in it."""
 

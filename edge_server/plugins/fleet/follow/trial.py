@@ -112,7 +112,7 @@ class Trial:
             reason = describe_difference(*as_comparable(reference, outputs), release.tolerance, whose)
             if reason:
                 raise Rejected(reason[:_MAX_REASON_CHARS])
-        return _check_time(release, children)
+        return check_time(release, children)
 
 
 def _open(model: str, children: ExitStack, check: Callable[[], None], repository: Path) -> CandidateProcess:
@@ -145,15 +145,17 @@ def as_comparable(expected: Tensors, found: Tensors) -> tuple[Tensors, Tensors]:
     return one, two
 
 
-def _check_time(release: Release, children: Sequence[CandidateProcess]) -> str:
-    """Measure the new version, and beside it the one that serves if there is one. Return the result as a sentence.
-    Raises Rejected and CandidateFailed."""
-    times_ms: list[list[float]] = [[] for _ in children]
+def check_time(release: Release, children: Sequence[CandidateProcess]) -> str:
+    """Measure the new version, and beside it the one that serves if there is one, in turns. Return the result as a
+    sentence. Raises Rejected and CandidateFailed."""
+    medians_ms: list[list[float]] = [[] for _ in children]
     for _ in range(_ROUNDS):
-        for child, taken in zip(children, times_ms, strict=True):
+        for child, medians in zip(children, medians_ms, strict=True):
             seconds = _MEASURE_S / _ROUNDS / len(children)
-            taken += child.execute("measure", rows=1, runs=_RUNS, first=0, seconds=seconds)["times_ms"]
-    new_ms, *rest = map(statistics.median, times_ms)
+            taken = child.execute("measure", rows=1, runs=_RUNS, first=0, seconds=seconds)["times_ms"]
+            medians.append(statistics.median(taken))
+    # Other work of the box makes a round slower, never faster.
+    new_ms, *rest = map(min, medians_ms)
     limit, slowdown = release.max_latency_ms, release.max_slowdown
     if limit is not None and new_ms > limit:
         raise Rejected(f"it answers the sample in {new_ms:.2f} ms, more than {limit:g} ms")
