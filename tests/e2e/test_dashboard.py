@@ -498,7 +498,7 @@ def test_any_picture_fills_a_4_d_input_and_the_lines_shown_make_it_permanent(
     lines = page.run("return document.querySelector('pre[aria-label=\"config.pbtxt\"]').textContent")
     config = module_repository.path / "tensor/config.pbtxt"
     config.write_text(f"{config.read_text()}\n{lines}\n")
-    page.wait("document.querySelector('#events').innerText.includes('tensor version 1 is ready: generation 2')")
+    page.wait("document.querySelector('#events').innerText.includes('tensor version 1 is unloaded')")
     reply = server.request("POST", "/v2/models/tensor/infer", bytes(png), {"Content-Type": "image/png"})
     sums = np.array(json.loads(reply[-1])["outputs"][0]["data"]).reshape(3, -1).sum(1)
     # Half of the letterbox is the picture.
@@ -516,7 +516,7 @@ def test_the_lines_shown_for_a_classifier_have_it_answer_with_classes(
     assert 'key: "class_activation" value { string_value: "softmax" }' in lines
     config = module_repository.path / "channels/config.pbtxt"
     config.write_text(f"{config.read_text()}\n{lines}\n")
-    page.wait("document.querySelector('#events').innerText.includes('channels version 1 is ready: generation 2')")
+    page.wait("document.querySelector('#events').innerText.includes('channels version 1 is unloaded')")
     page.open(server.url("/"))
     choose(page, "channels")
     page.wait("document.querySelector('#try-drop')?.innerText.includes('JPEG, PNG')")
