@@ -314,6 +314,12 @@ def test_extras_are_installed_from_the_clone_or_a_folder_and_exist(page: Path) -
             assert {extra.replace("_", "-") for extra in extras.split(",")} <= set(known or ()), command
 
 
+def test_the_quickstart_names_each_extra() -> None:
+    table = (ROOT / "docs/quickstart.md").read_text().partition("| Extra |")[2].partition("\n\n")[0]
+    extras = importlib.metadata.metadata("edge-server").get_all("Provides-Extra") or ()
+    assert set(extras) == set(re.findall(r"`([a-z-]+)`", table))
+
+
 def test_arguments_are_known_to_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks; and in sentences, which may leave out what a command requires."""
     monkeypatch.syspath_prepend(str(ROOT / "docs/reference"))
