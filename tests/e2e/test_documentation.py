@@ -59,7 +59,7 @@ OPTIONS_OF_OTHERS = {
     "--model-repositry", "--build-arg", "--device", "--gpus", "--runtime", "--group-add", "--network", "--rm",
     "--uninstall", "--wheels", "--create", "--now", "--report", "--hypothesis-profile", "--work",
     "--site-needs-contact", "--modelfile", "--reload", "--workers", "--force-reinstall", "--purge", "--input",
-    "--quick-generate-key", "--exclude", "--server", "--listen", "--dry", "--only", "--seconds", "--split", "--extras",
+    "--quick-generate-key", "--export", "--exclude", "--server", "--listen", "--dry", "--only", "--seconds", "--split", "--extras",
     "--set", "--triton", "--triton-python", "--backends", "--again", "--cells", "--concurrency-range", "--percentile",
 }  # fmt: skip
 """Options of curl, pip, python, uvicorn, docker, helm, ollama, systemd, gpg, rsync, the installer, the package builder,
@@ -314,6 +314,12 @@ def test_extras_are_installed_from_the_clone_or_a_folder_and_exist(page: Path) -
             assert {extra.replace("_", "-") for extra in extras.split(",")} <= set(known or ()), command
 
 
+def test_the_quickstart_names_each_extra() -> None:
+    table = (ROOT / "docs/quickstart.md").read_text().partition("| Extra |")[2].partition("\n\n")[0]
+    extras = importlib.metadata.metadata("edge-server").get_all("Provides-Extra") or ()
+    assert set(extras) == set(re.findall(r"`([a-z-]+)`", table))
+
+
 def test_arguments_are_known_to_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks; and in sentences, which may leave out what a command requires."""
     monkeypatch.syspath_prepend(str(ROOT / "docs/reference"))
@@ -480,15 +486,12 @@ def test_the_code_blocks_of_a_page_work_in_order(
 
 @pytest.mark.full
 def test_the_shown_report_of_a_classifier_is_what_add_prints(tmp_path: Path) -> None:
-    (shown,) = [found.code for found in blocks(ROOT / "docs/own-model.md") if "loudspeaker" in found.code]
-    (tmp_path / "own").mkdir()
-    classifier = ROOT / "model_repository/efficientnet_lite0"
-    shutil.copy(classifier / "1/model.onnx", tmp_path / "own/net.onnx")
-    shutil.copy(classifier / "labels.txt", tmp_path / "own")
-    printed = run(
-        COMMAND, "add", tmp_path / "own", f"--picture={ROOT / 'tests/data/coffee.jpg'}",
-        f"--model-repository={tmp_path / 'models'}",
-    ).splitlines()  # fmt: skip
+    written = blocks(ROOT / "docs/own-model.md")
+    (place,) = [index for index, found in enumerate(written) if "loudspeaker" in found.code]
+    command, shown = written[place - 1].code.replace("\\\n", " "), written[place].code
+    program, *arguments, repository = shlex.split(command)
+    assert (program, repository) == ("edge-server", "--model-repository=model_repository")
+    printed = run(COMMAND, *arguments, f"--model-repository={tmp_path / 'models'}").splitlines()
     for line in filter(None, shown.splitlines()):
         assert line in printed, "\n".join(printed)
         del printed[: printed.index(line) + 1]

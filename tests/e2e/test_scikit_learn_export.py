@@ -81,11 +81,12 @@ def test_the_pandas_pipeline_of_the_page_answers_a_row_and_a_dataframe_as_shown(
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn, of the extra test-all")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed: apt-get install curl")
 def test_the_joblib_file_of_the_page_serves_names_and_refuses_impossible_rows(tmp_path: Path) -> None:
-    training, model, config, request = blocks_of("python-models.md", "A scikit-learn model from joblib")
+    training, model, config, move, request = blocks_of("python-models.md", "A scikit-learn model from joblib")
     run(tmp_path, sys.executable, "-c", training)
-    folder = tmp_path / "model_repository/flowers"
-    (folder / "1/model.py").write_text(model)
-    (folder / "config.pbtxt").write_text(config)
+    (tmp_path / "flowers/1/model.py").write_text(model)
+    (tmp_path / "flowers/config.pbtxt").write_text(config)
+    (tmp_path / "model_repository").mkdir()
+    run(tmp_path, "bash", "-c", move.partition("edge-server")[0])
     with serve(tmp_path / "model_repository") as server:
         request = request.replace("127.0.0.1:8000", server.http)
         answer = json.loads(run(tmp_path, "bash", "-c", request))
@@ -108,9 +109,11 @@ def test_the_pandas_pipeline_from_joblib_answers_right_only_if_its_texts_are_dec
     dump, model, config, request = blocks_of("python-models.md", "A pandas pipeline from joblib")
     (decoding,) = re.findall(".*decode.*\n", model)
     run(tmp_path, sys.executable, "-c", training + dump)
-    folder = tmp_path / "model_repository/shoppers"
-    (folder / "1/model.py").write_text(model if is_decoded else model.replace(decoding, ""))
-    (folder / "config.pbtxt").write_text(config)
+    (tmp_path / "shoppers/1/model.py").write_text(model if is_decoded else model.replace(decoding, ""))
+    (tmp_path / "shoppers/config.pbtxt").write_text(config)
+    (tmp_path / "model_repository").mkdir()
+    move, request = re.findall("^(?:mv|curl) .*", request, re.MULTILINE)
+    run(tmp_path, "bash", "-c", move)
     with serve(tmp_path / "model_repository") as server:
         answer = json.loads(run(tmp_path, "bash", "-c", request.replace("127.0.0.1:8000", server.http)))
     assert answer["probability"] == pytest.approx(expected, abs=1e-3)

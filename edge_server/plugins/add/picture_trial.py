@@ -258,7 +258,7 @@ def describe_choice(chosen: Reading, readings: Sequence[Reading]) -> str:
     reason = "alone sees something" if is_alone else "sees far more than the others"
     text = f"the file does not say it, but {chosen.match.layout} {reason} in the picture"
     if same > 1:
-        text += f", with {same} scales and orders of colours: the usual ones are taken"
+        text += f", in {same} combinations of scale and colour order: the usual one is taken"
     return text
 
 

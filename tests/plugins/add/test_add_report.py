@@ -120,7 +120,7 @@ def test_a_layout_that_alone_sees_something_is_chosen_and_the_doubts_are_written
     assert re.search(r"kind    yolov8 detect, 3 classes; rgb, pixels / 255\nchosen  the file does not say it", said), (
         said
     )
-    assert "but yolov8 alone sees something in the picture, with 4 scales and orders of colours" in " ".join(
+    assert "but yolov8 alone sees something in the picture, in 4 combinations of scale and colour order" in " ".join(
         said.split()
     )
     assert re.search(r"picture 0 0\.[67]\d at .*\nnoise   0 detections", said)
