@@ -34,8 +34,8 @@ from edge_server.core.version_lifecycle import INDEX_STATES, DesiredModel, Versi
 from edge_server.errors import Draining, EdgeServerError, InvalidRequest, NotReady, UnknownModel
 from edge_server.memory.shared_memory import SharedMemoryRegistry
 from edge_server.serving.execution.served_version import CLOSE_TIMEOUT_S, ServedVersion
+from edge_server.serving.lifecycle.lifecycle_parts import ModelLifecycle
 from edge_server.serving.lifecycle.model_control import ModelControl, ModelSource
-from edge_server.serving.lifecycle.model_lifecycle import ModelLifecycle
 from edge_server.serving.lifecycle.variants import Variants, with_variant_name
 from edge_server.serving.lifecycle.version_routes import Routes
 from edge_server.telemetry.event_bus import SERVER_READY, SERVER_STOPPING, EventBus

@@ -26,7 +26,7 @@ import numpy as np
 
 from edge_server.backends.base import Array, Backend, ModelFile, OpenJob, RequestSession, Session, SessionInfo
 from edge_server.backends.builtin_decoupled_models import RepeatSession, SquareSession
-from edge_server.backends.model_description import precision_of_tensors
+from edge_server.backends.describe_model import precision_of_tensors
 from edge_server.backends.option_parsers import whole_number, yes_or_no
 from edge_server.backends.runtime_errors import message_line
 from edge_server.core.model_spec import ModelSpec

@@ -38,8 +38,8 @@ from edge_server.service import InferenceService, Readiness
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.latencies import LatencyOptions
 from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.lifecycle.lifecycle_parts import make_lifecycle
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
-from edge_server.serving.lifecycle.model_lifecycle import make_lifecycle
 from edge_server.serving.lifecycle.model_table import ModelTable
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.event_bus import MODEL_FAILED, MODEL_READY, MODEL_UNLOADED, Event, EventBus

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from edge_server.backends import load_backend, onnx_file_info
 from edge_server.backends.base import ModelFile
-from edge_server.backends.model_description import MIXED_ROWS_NOTE
+from edge_server.backends.describe_model import MIXED_ROWS_NOTE
 from edge_server.errors import LoadError
 from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions, resolve

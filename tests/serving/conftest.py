@@ -26,8 +26,8 @@ from edge_server.serving.execution import admission_control
 from edge_server.serving.execution.gpu_state import Gpus
 from edge_server.serving.execution.model_version import ModelVersion
 from edge_server.serving.execution.rate_limiter import RateLimiter
+from edge_server.serving.lifecycle.lifecycle_parts import make_lifecycle
 from edge_server.serving.lifecycle.lifecycle_settings import LifecycleSettings
-from edge_server.serving.lifecycle.model_lifecycle import make_lifecycle
 from edge_server.serving.lifecycle.reconciler import MemoryCheck
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.log import LogSettings

@@ -30,7 +30,7 @@ from typing import Any
 from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.cuda import cuda_driver
-from edge_server.backends.model_description import MIXED_ROWS_NOTE, bounded_metadata, is_batchable
+from edge_server.backends.describe_model import MIXED_ROWS_NOTE, bounded_metadata, is_batchable
 from edge_server.backends.onnxruntime import providers
 from edge_server.backends.onnxruntime.options import (
     LOG_FATAL,

@@ -15,7 +15,7 @@ from typing import Any
 from edge_server.backends import onnx_file_info
 from edge_server.backends.base import ModelFile, OpenJob
 from edge_server.backends.cuda import cuda_driver
-from edge_server.backends.model_description import precision_of_tensors
+from edge_server.backends.describe_model import precision_of_tensors
 from edge_server.backends.onnxruntime import providers
 from edge_server.backends.onnxruntime.providers import Pairs
 from edge_server.backends.option_parsers import whole_number, yes_or_no

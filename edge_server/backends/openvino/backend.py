@@ -31,7 +31,7 @@ from typing import Any
 
 from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
-from edge_server.backends.model_description import MIXED_ROWS_NOTE, bounded_metadata, is_batchable
+from edge_server.backends.describe_model import MIXED_ROWS_NOTE, bounded_metadata, is_batchable
 from edge_server.backends.openvino.devices import queryable_device
 from edge_server.backends.openvino.lean_import import import_openvino
 from edge_server.backends.openvino.model_reader import (

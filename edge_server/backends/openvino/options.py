@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_server.backends.base import OpenJob
-from edge_server.backends.model_description import instance_count
+from edge_server.backends.describe_model import instance_count
 from edge_server.backends.openvino.devices import checked_device, involves_accelerator
 from edge_server.backends.option_parsers import yes_or_no
 from edge_server.cgroup_limits import limited_cores

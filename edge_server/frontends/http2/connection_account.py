@@ -1,4 +1,5 @@
-"""Account of one HTTP/2 connection: what its client has cost so far, and what it may still send.
+"""Abuse limits of one HTTP/2 connection: counts its streams, pings, cancelled streams and useless frames, and ends the
+connection of a client that sends too many.
 
 WINDOW_UPDATE costs the server about as much as a PING, but clients must send it. Streams and DATA pay for it: a stream
 for six frames (grpcio sends two when a call begins and two for its response), each further DATA frame for three (gRPC's

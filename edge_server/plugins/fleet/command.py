@@ -1,4 +1,5 @@
-"""`edge-server fleet`: the subcommands for many boxes, each from the folder with its job."""
+"""Command `edge-server fleet`: runs its subcommands `status`, `rollout`, `keys` and `page`, each from the folder with
+its job."""
 
 from __future__ import annotations
 

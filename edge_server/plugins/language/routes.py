@@ -21,7 +21,7 @@ _COMPLETION = f"{_SCHEMAS}:COMPLETION"
 _LINE_STREAM = f"{_SCHEMAS}:LINE_STREAM"
 
 _OPENAI = "edge_server.plugins.language.openai.endpoints:OpenAiEndpoints"
-_RESPONSES = "edge_server.plugins.language.openai.response_endpoints:ResponseEndpoints"
+_RESPONSES = "edge_server.plugins.language.openai.responses_api_endpoints:ResponseEndpoints"
 _ANTHROPIC = "edge_server.plugins.language.anthropic.endpoints:AnthropicEndpoints"
 _OLLAMA = "edge_server.plugins.language.ollama.endpoints:OllamaEndpoints"
 

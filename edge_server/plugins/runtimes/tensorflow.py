@@ -23,7 +23,7 @@ import numpy as np
 
 from edge_server.backends.align_array import readable
 from edge_server.backends.base import Array, Backend, ModelFile, ModelSignature, OpenJob, Session, SessionInfo
-from edge_server.backends.model_description import is_batchable, precision_of_tensors
+from edge_server.backends.describe_model import is_batchable, precision_of_tensors
 from edge_server.backends.runtime_errors import (
     existing_file,
     file_title,

@@ -24,7 +24,7 @@ from typing import Any
 from edge_server.backends import onnx_file_info
 from edge_server.backends.base import Backend, ModelFile, ModelSignature, OpenJob, SessionInfo
 from edge_server.backends.cuda import cuda_driver
-from edge_server.backends.model_description import bounded_metadata, is_batchable
+from edge_server.backends.describe_model import bounded_metadata, is_batchable
 from edge_server.backends.option_parsers import yes_or_no
 from edge_server.backends.runtime_errors import existing_file, file_title, load_error, message_line
 from edge_server.backends.shared_models import SharedModels, fingerprint

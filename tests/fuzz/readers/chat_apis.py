@@ -20,9 +20,9 @@ from edge_server.plugins.language.anthropic.message_request import read_count_re
 from edge_server.plugins.language.anthropic.message_response import MessageEncoder
 from edge_server.plugins.language.openai.completion_request import CompletionRequest
 from edge_server.plugins.language.openai.completion_response import CompletionChoice, CompletionEncoder
-from edge_server.plugins.language.openai.response_encoder import ResponseEncoder
-from edge_server.plugins.language.openai.response_request import ResponseRequest, read_response_request
-from edge_server.plugins.language.openai.response_store import StoredResponse, TextResponseStore
+from edge_server.plugins.language.openai.responses_api_encoder import ResponseEncoder
+from edge_server.plugins.language.openai.responses_api_request import ResponseRequest, read_response_request
+from edge_server.plugins.language.openai.responses_api_store import StoredResponse, TextResponseStore
 
 _NAMES = ("messages", "image", "sampling_parameters", "stream", "exclude_input_in_output", "return_logprobs")
 _MODEL = ModelSpec(

@@ -13,7 +13,7 @@ from edge_server.core.model_spec import InputSpec
 from edge_server.core.request_response import Request, Response
 from edge_server.core.tensor import DType
 from edge_server.errors import ContextTooLong
-from edge_server.plugins.language.openai.response_store import StoredResponse, TextResponseStore, memory_bytes
+from edge_server.plugins.language.openai.responses_api_store import StoredResponse, TextResponseStore, memory_bytes
 from tests.plugins.language.talker import HELLO, SCHEMA, TALKER, response, sent, two_words
 from tests.plugins.language.talker import TOOL as CHAT_TOOL
 

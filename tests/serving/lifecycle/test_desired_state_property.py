@@ -29,7 +29,7 @@ from edge_server.repository.desired_state import RepositorySource
 from edge_server.repository.disk.scan import Scanner
 from edge_server.repository.resolve_version import ResolveOptions
 from edge_server.service import InferenceService
-from edge_server.serving.lifecycle.model_lifecycle import make_lifecycle
+from edge_server.serving.lifecycle.lifecycle_parts import make_lifecycle
 from edge_server.serving.timer import Timer
 from edge_server.telemetry.log import LogSettings
 

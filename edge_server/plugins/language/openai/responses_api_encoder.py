@@ -1,5 +1,5 @@
-"""Encoder of the responses of OpenAI's Responses API: whole, as events of a stream, errors, and the inputs of a stored
-one."""
+"""Encoder of OpenAI's Responses API: a response as one JSON object or as events of a stream, its errors, and the inputs
+of a stored response."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from edge_server.plugins.language.openai.completion_response import (
     warnings_member,
 )
 from edge_server.plugins.language.openai.completion_response import error_object as openai_error_object
-from edge_server.plugins.language.openai.response_request import ResponseRequest, UnknownPreviousResponse
-from edge_server.plugins.language.openai.response_store import StoredResponse, TextResponseStore
+from edge_server.plugins.language.openai.responses_api_request import ResponseRequest, UnknownPreviousResponse
+from edge_server.plugins.language.openai.responses_api_store import StoredResponse, TextResponseStore
 
 _FAILURE_CODES = {
     ErrorCode.INVALID_ARG: "invalid_prompt",

@@ -12,14 +12,14 @@ from edge_server.frontends.http.request_head import RequestHead
 from edge_server.frontends.http.response import JSON_TYPE, HttpResponse, json_response
 from edge_server.plugins.language.openai.api_endpoints import ApiEndpoints, answering
 from edge_server.plugins.language.openai.completion_request import BadMember
-from edge_server.plugins.language.openai.response_encoder import (
+from edge_server.plugins.language.openai.responses_api_encoder import (
     RESPONSE_ERRORS,
     ResponseEncoder,
     UnknownResponse,
     input_items,
 )
-from edge_server.plugins.language.openai.response_request import own_error, read_response_request
-from edge_server.plugins.language.openai.response_store import StoredResponse, TextResponseStore
+from edge_server.plugins.language.openai.responses_api_request import own_error, read_response_request
+from edge_server.plugins.language.openai.responses_api_store import StoredResponse, TextResponseStore
 from edge_server.service import InferenceService
 
 

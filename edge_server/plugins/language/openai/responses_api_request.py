@@ -1,4 +1,4 @@
-"""Parser of the requests `responses` of OpenAI's API: translates them to chats.
+"""Parser of the requests of OpenAI's Responses API: translates them to chat completion requests.
 
 The format is https://platform.openai.com/docs/api-reference/responses. As in chats, members that are not supported are
 errors if they might constrain the answer.
@@ -22,7 +22,7 @@ from edge_server.plugins.language.openai.completion_request import (
     read_object,
     read_text,
 )
-from edge_server.plugins.language.openai.response_store import StoredResponse, memory_bytes
+from edge_server.plugins.language.openai.responses_api_store import StoredResponse, memory_bytes
 from edge_server.plugins.language.text.requested_template_variables import EFFORT, THINKING
 from edge_server.protocol.raw_tensors import Buffer
 
