@@ -60,7 +60,8 @@ OPTIONS_OF_OTHERS = {
     "--uninstall", "--wheels", "--create", "--now", "--report", "--hypothesis-profile", "--work",
     "--site-needs-contact", "--modelfile", "--reload", "--workers", "--force-reinstall", "--purge", "--input",
     "--quick-generate-key", "--export", "--exclude", "--server", "--listen", "--dry", "--only", "--seconds", "--split",
-    "--extras", "--set", "--triton", "--triton-python", "--backends", "--again", "--cells", "--concurrency-range", "--percentile",
+    "--extras", "--set", "--triton", "--triton-python", "--backends", "--again", "--cells", "--concurrency-range",
+    "--percentile",
 }  # fmt: skip
 """Options of curl, pip, python, uvicorn, docker, helm, ollama, systemd, gpg, rsync, the installer, the package builder,
 the bridge for LeRobot, perf_analyzer, the benchmarks and the tests; the misspelling in an error message; and the plugin
