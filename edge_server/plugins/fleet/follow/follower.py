@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from edge_server.errors import EdgeServerError, InvalidRequest, ServingFault
@@ -248,7 +249,9 @@ class Follower:
         new = Installed(release.path, digest, files)
         staged = self._models.stage(release.model, new)
         needed -= {digest, *digests}
-        note = self._trial.run(release, staged, self._models.repository)
+        serving = self._models.installed(release.model)
+        is_return = serving is not None and int(PurePosixPath(serving.path).stem) > release.number
+        note = self._trial.run(release, staged, self._models.repository, is_return=is_return)
         log.info("release '%s' is tried: %s", release.path, note)
         self._judge.expect(release.model)
         self._models.exchange(release.model, new)

@@ -48,11 +48,12 @@ class Trial:
     def stop(self) -> None:
         self._is_stopping = True
 
-    def run(self, release: Release, staged: Path, repository: Path) -> str:
+    def run(self, release: Release, staged: Path, repository: Path, *, is_return: bool) -> str:
         """Try the release in `staged`. Return the result as a sentence for the log.
 
-        The other models of `repository` are there for ensembles. Raises Rejected; ServingFault if this machine cannot
-        try it now, such as for full memory or a missing runtime; OSError, and InterruptedError after `stop`.
+        The other models of `repository` are there for ensembles. `is_return`: the release that serves is newer and was
+        withdrawn, so it is no measure of this one. Raises Rejected; ServingFault if this machine cannot try it now, such
+        as for full memory or a missing runtime; OSError, and InterruptedError after `stop`.
         """
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700, parents=True)
@@ -63,7 +64,8 @@ class Trial:
         (self._folder / _TENSORS).mkdir()
         try:
             with ExitStack() as children:
-                return self._try(release, repository, partial(_open, release.model, children, self._check()))
+                open_model = partial(_open, release.model, children, self._check())
+                return self._try(release, None if is_return else repository, open_model)
         except CandidateFailed as error:
             reason = error.reason[:_MAX_REASON_CHARS]
             raise ServingFault(reason) if error.was_killed else Rejected(reason) from None
@@ -82,8 +84,9 @@ class Trial:
 
         return check
 
-    def _try(self, release: Release, repository: Path, open_model: Callable[[Path], CandidateProcess]) -> str:
-        """Return the result as a sentence. Raises as `run`, and CandidateFailed."""
+    def _try(self, release: Release, serving: Path | None, open_model: Callable[[Path], CandidateProcess]) -> str:
+        """Return the result as a sentence. `serving`: repository with the version to compare with. Raises as `run`, and
+        CandidateFailed."""
         try:
             new = open_model(self._folder)
         except CandidateFailed as error:
@@ -101,9 +104,9 @@ class Trial:
         whose = "the expected ones"
         children = [new]
         needs_old = release.max_slowdown is not None or (release.tolerance is not None and not reference)
-        if needs_old and (repository / release.model).is_dir():
+        if needs_old and serving is not None and (serving / release.model).is_dir():
             with suppress(CandidateFailed):  # a version that does not load is no measure
-                children.append(open_model(repository))
+                children.append(open_model(serving))
         if len(children) > 1:
             answer = _answer(children[1], inputs, tensors)
             if not reference:

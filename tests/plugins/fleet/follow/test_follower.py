@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_server.errors import InvalidRequest
@@ -32,7 +33,7 @@ def tried() -> None:
 @pytest.fixture(autouse=True)
 def _trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "tried" not in request.fixturenames:
-        monkeypatch.setattr(Trial, "run", lambda *arguments: "")
+        monkeypatch.setattr(Trial, "run", lambda *arguments, is_return: "")
 
 
 @pytest.mark.usefixtures("tried")
@@ -186,24 +187,36 @@ def test_a_release_that_fails_its_trial_is_not_installed_and_not_tried_again(
     assert [path for path, _ in publication.requests if path.startswith("/targets/")] == []
 
 
-@pytest.mark.usefixtures("tried")
-def test_without_expected_outputs_the_serving_version_is_the_measure(
-    publication: Any, box: Any, add_model: AddModel
-) -> None:
-    import numpy as np
+@pytest.fixture
+def publish_sampled(publication: Any, add_model: AddModel) -> Callable[..., None]:
+    """Publish a release whose sample has no expected outputs."""
 
-    def sample() -> None:
+    def publish(factor: float, rollout: str) -> None:
+        add_model(publication.models / "m", factor)
         np.savez(publication.models / "m" / "release_sample.npz", X=np.ones((1, 4), np.float32))
+        publication.publish(rollout)
 
-    add_model(publication.models / "m", 0.5)
-    sample()
-    publication.publish("tolerance = 0.1")
+    return publish
+
+
+@pytest.mark.usefixtures("tried")
+def test_without_expected_outputs_the_serving_version_is_the_measure(publish_sampled: Any, box: Any) -> None:
+    publish_sampled(0.5, "tolerance = 0.1")
     box.follow()
-    add_model(publication.models / "m", 0.25)
-    sample()
-    publication.publish("tolerance = 0.1")
+    publish_sampled(0.25, "tolerance = 0.1")
     reason = box.follow().report.models["m"].reason
     assert "output 'Y' differs from those of the version that serves by 0.5" in reason
+
+
+@pytest.mark.usefixtures("tried")
+def test_a_withdrawn_release_is_no_measure_of_the_one_before(publication: Any, publish_sampled: Any, box: Any) -> None:
+    publish_sampled(0.5, "tolerance = 0.1")
+    box.follow()
+    publish_sampled(0.25, "")
+    assert box.follow().report.models["m"].installed == "m/2.json"
+    publication.publish("tolerance = 0.1", "--withdraw=m/2")
+    state = box.follow().report.models["m"]
+    assert (state.installed, state.reason, box.factor()) == ("m/1.json", "", 0.5)
 
 
 @pytest.mark.usefixtures("tried")
