@@ -29,7 +29,7 @@ COMMAND = Path(sys.executable).parent / "edge-server"
 def test_a_disk_that_is_full_at_any_write_leaves_a_complete_model_and_room_and_is_tried_again(
     publication: Any, disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(Trial, "run", lambda *arguments: "")
+    monkeypatch.setattr(Trial, "run", lambda *arguments, is_return: "")
     # Another program takes the last bytes after each check.
     monkeypatch.setattr(free_space, "RESERVE_BYTES", -(1 << 40))
     publication.release(0.5)

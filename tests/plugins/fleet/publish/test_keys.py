@@ -29,7 +29,7 @@ Keys = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trial, "run", lambda *arguments: "")
+    monkeypatch.setattr(Trial, "run", lambda *arguments, is_return: "")
 
 
 @pytest.fixture
