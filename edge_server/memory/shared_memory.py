@@ -183,16 +183,15 @@ class RequestPieces:
         self._regions = self._input_regions + self._output_regions
         self._lock = self._regions[0].lock
         last: dict[_Region, RegionPiece] = {}
-        for piece in inputs:
+        for piece in (*inputs, *outputs.values()):
             if piece.region not in last or last[piece.region].end < piece.end:
                 last[piece.region] = piece
         self._last = tuple(last.values())
-        """The last input of each region: if it is present, so are the others."""
+        """The last piece of each region: if it is present, so are the others."""
 
     def pin(self) -> tuple[RegionHold, RegionHold] | None:
         """Pin the inputs and the outputs. Return None, with nothing pinned, if a region is not registered any more or
-        an input's segment shrank: `SharedMemoryRegistry.pin` finds the new one, or raises the error. An output's
-        segment is checked before the output is written."""
+        its segment shrank: `SharedMemoryRegistry.pin` finds the new one, or raises the error."""
         with self._lock:
             for region in self._regions:
                 if region.is_retired:

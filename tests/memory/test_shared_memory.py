@@ -330,8 +330,8 @@ def test_pieces_are_never_pinned_again_after_their_registration(registry, segmen
     assert not segment.is_mapped()
 
 
-@pytest.mark.parametrize(("left", "is_pinned"), [(16, True), (8, True), (7, False), (0, False)])
-def test_pieces_are_not_pinned_if_an_input_is_no_longer_in_its_segment(registry, segment, left, is_pinned):
+@pytest.mark.parametrize(("left", "is_pinned"), [(16, True), (15, False), (7, False), (0, False)])
+def test_pieces_of_a_segment_that_shrank_are_not_pinned(registry, segment, left, is_pinned):
     registry.register("r", segment.key, 0, PAGE)
     pieces = pieces_of(registry)
     os.truncate(segment.path, left)
