@@ -59,6 +59,6 @@ class TrialEngineSettings(NamedTuple):
     def make(
         self, spec: ModelSpec, file: ModelFile, scratch: Path, progress: Callable[[str, float], None]
     ) -> TrialEngines:
-        """`progress` gets the step of a build and its percent. `scratch` is a folder for files that nobody keeps."""
+        """`progress` gets the step of a build and its percent. `scratch` is a folder for temporary files."""
         made: TrialEngines = resolve_name(self.maker)(spec, file, self, scratch, progress)
         return made

@@ -91,7 +91,8 @@ def _describe(path: Path) -> str:
 
 
 def _describe_end(path: Path) -> str:
-    """Return what the whole of a file shows: that its end is missing, or an operator that cannot be served."""
+    """Return the problem found by reading the whole file: its end is missing, or an operator cannot be
+    served."""
     if path.suffix == ".onnx":
         expected, given = _protobuf_end(path), path.stat().st_size
         if expected > given:

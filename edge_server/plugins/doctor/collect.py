@@ -202,7 +202,7 @@ def _ask(function: str) -> Any:
 
 
 def cuda_facts() -> dict[str, object]:
-    """Return what CUDA's driver says of itself."""
+    """Return the version of the CUDA driver, the number of its devices, and the result of `cuInit`; or the problem."""
     try:
         driver = ctypes.CDLL(LIBRARY)
     except OSError:

@@ -38,7 +38,7 @@ def findings_of(reading: MachineReading, root: Path) -> Iterator[Finding]:
 
 
 def nvml_facts() -> dict[str, object]:
-    """Return what NVML says of each GPU, or why it says nothing."""
+    """Return the readings of each GPU from NVML, and the problem if NVML cannot be read."""
     reading = NvmlSensor().read(time.monotonic())
     gpus = [{**dataclasses.asdict(gpu), "uuid": None} for gpu in reading.gpus]
     return {"problem": reading.missing.get("nvml", ""), "gpus": gpus}

@@ -52,8 +52,8 @@ class Trial:
         """Try the release in `staged`. Return the result as a sentence for the log.
 
         The other models of `repository` are there for ensembles. `is_return`: the release that serves is newer and was
-        withdrawn, so it is no measure of this one. Raises Rejected; ServingFault if this machine cannot try it now, as
-        for full memory or a missing runtime; OSError, and InterruptedError after `stop`.
+        withdrawn, so this one is not compared with it. Raises Rejected; ServingFault if this machine cannot try it now,
+        as for full memory or a missing runtime; OSError, and InterruptedError after `stop`.
         """
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700, parents=True)
